@@ -1,0 +1,146 @@
+"""Strided fast paths move the same bytes as lane-by-lane access, whatever the shape of addresses and masks."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import triton_dist
+import triton
+import triton.language as tl
+
+pytestmark = pytest.mark.skipif(not triton_dist.interpreted, reason="checks the CPU engine; kernels are compiled here")
+
+if triton_dist.interpreted:
+    from triton_dist.interpreter.affine import Affine, affine_of, rectangle_of
+
+
+@triton.jit
+def copy_strided(
+    x_ptr, y_ptr, start, sm, sn, lo_m, hi_m, lo_n, hi_n,
+    OTHER: tl.constexpr, MASK: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    m, n = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    at = start + m * sm + n * sn
+    mask = (m >= lo_m) & (m < hi_m) & (n >= lo_n) & (n < hi_n)
+    if MASK == "checker":
+        mask = mask & ((m + n) % 2 == 0)
+    if MASK == "none":
+        v = tl.load(x_ptr + at)
+    else:
+        v = tl.load(x_ptr + at, mask=mask, other=OTHER)
+    tl.store(y_ptr + m * N + n, v)
+    if MASK != "none":
+        tl.store(y_ptr + M * N + m * N + n, v, mask=mask)
+
+
+DTYPES = [torch.int8, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.float32, torch.int64]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    sm=st.integers(-20, 20),
+    sn=st.integers(-5, 5),
+    window=st.tuples(*[st.integers(-2, 18)] * 4),
+    mask=st.sampled_from(["none", "rectangle", "checker"]),
+)
+def test_any_strides_and_masks(dtype, sm, sn, window, mask):
+    m, n = 16, 8
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    x = torch.arange(1000).to(bits).view(dtype)
+    y = torch.zeros(2 * m * n, dtype=bits).view(dtype)
+    copy_strided[(1,)](x, y, 500, sm, sn, *window, -3.0 if dtype.is_floating_point else -3, mask, m, n)
+    i, j = torch.meshgrid(torch.arange(m), torch.arange(n), indexing="ij")
+    expected = x.view(bits)[500 + i * sm + j * sn]
+    other = torch.full((1,), -3.0).to(dtype).view(bits) if dtype.is_floating_point else torch.tensor([-3], dtype=bits)
+    inside = (i >= window[0]) & (i < window[1]) & (j >= window[2]) & (j < window[3])
+    if mask == "checker":
+        inside &= (i + j) % 2 == 0
+    if mask == "none":
+        inside = torch.ones_like(inside)
+    got = y.view(bits).view(2, m, n)
+    assert torch.equal(got[0], torch.where(inside, expected, other))
+    if mask != "none":
+        assert torch.equal(got[1], torch.where(inside, expected, 0))
+
+
+@triton.jit
+def store_to_one_address(y_ptr, N: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, N) * 0, tl.arange(0, N))
+
+
+def test_lanes_that_share_an_address_store_in_order():
+    y = torch.zeros(1, dtype=torch.int32)
+    store_to_one_address[(1,)](y, 16)
+    assert y.item() == 15
+
+
+@triton.jit
+def gather(x_ptr, index_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.load(x_ptr + tl.load(index_ptr + i)))
+
+
+def test_gather_of_unrelated_addresses():
+    x, index, y = torch.randn(500), torch.randint(0, 500, (64,)), torch.zeros(64)
+    gather[(1,)](x, index, y, 64)
+    assert torch.equal(y, x[index])
+
+
+@triton.jit
+def wrap(y_ptr, big, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, (i + big) * 3)
+    tl.store(y_ptr + N + i, (i - 8) // 3)
+    tl.store(y_ptr + 2 * N + i, (i - 8) % 3)
+    tl.store(y_ptr + 3 * N + i, i % 64)
+
+
+def test_integer_blocks_wrap_and_divide_as_a_device_does():
+    n = 16
+    y = torch.zeros(4 * n, dtype=torch.int32)
+    wrap[(1,)](y, 2**31 - 8, n)
+    i = np.arange(n, dtype=np.int64)
+    assert (y[:n].numpy() == ((i + 2**31 - 8) * 3).astype(np.int32)).all()
+    assert (y[n : 2 * n].numpy() == np.trunc((i - 8) / 3)).all()
+    assert (y[2 * n : 3 * n].numpy() == np.fmod(i - 8, 3)).all()
+    assert (y[3 * n :].numpy() == i).all()
+
+
+@triton.jit
+def far(x_ptr, y_ptr, offset, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.load(x_ptr + offset + i))
+
+
+def test_offsets_beyond_two_to_the_31():
+    x = torch.empty(2**31 + 64, dtype=torch.int8)  # virtual memory: only the touched pages exist
+    x[-16:] = torch.arange(16, dtype=torch.int8)
+    y = torch.zeros(16, dtype=torch.int8)
+    far[(1,)](x, y, 2**31 + 48, 16)
+    assert torch.equal(y, torch.arange(16, dtype=torch.int8))
+
+
+small = st.integers(-9, 9)
+shapes = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3)
+
+
+@given(
+    shape=shapes,
+    base=small,
+    strides=st.tuples(small, small, small),
+    bound=small,
+    name=st.sampled_from(["lt", "le", "gt", "ge"]),
+)
+def test_comparison_of_formulas_equals_comparison_of_arrays(shape, base, strides, bound, name):
+    a = Affine(base, strides[: len(shape)], shape)
+    c = Affine(bound, [0] * len(shape), shape)
+    op = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}[name]
+    for x, y in ((a, c), (c, a)):
+        found = x.compare(y, name)
+        if found is not None:
+            assert (found.array() == op(x.array(np.int64), y.array(np.int64))).all()
+            assert (rectangle_of(found.array()).array() == found.array()).all()
+    again = affine_of(a.array(np.int64).view(np.uint64))
+    assert (again.array(np.int64) == a.array(np.int64)).all()

@@ -1,0 +1,41 @@
+"""One module a platform; nothing else on the host differs between platforms.
+
+Each module has a `Platform` and a `Heap` with the methods below. A `Team` (shmem/teams.py) has `id`, `serial`,
+`members` (world ranks), `bases` and `epoch`. Addresses are ints, sizes are bytes, ranks are world ranks.
+
+Platform
+    process_group            torch.distributed's backend name: "gloo", "nccl" or "hccl"
+    device_count()           devices that this host's ranks may use; None when any number of ranks may run
+    prepare(rank)            checks that the platform is usable, selects and returns this rank's torch.device;
+                             BackendError says what is missing
+    heap(rank, n_ranks, nbytes)   -> Heap, local work only
+
+Heap
+    descriptor               what the peers must know (a dict for JSON), published at rendezvous
+    connect(descriptors, store, timeout)   maps the peers' heaps
+    mapped_by_all()          every rank has connected; what only they needed can go. From here on:
+    device, bases, span      bases[r] is the address of rank r's heap in this process, span the range around them all
+    tensor(rank)             rank's heap as one uint8 tensor
+    exchange(team, text, describe, timeout)   collective: every member's text in team order. A full barrier: what a
+                             member wrote (device work included) before the call is visible to all after it
+    counter(team_id)         starting point of this rank's arrivals in a new team of this id
+    put / get(dst, src, nbytes, peer, blocking)   the symmetric side given by this rank's own address
+    put_signal(dst, src, nbytes, signal, value, add, itemsize, peer, blocking)
+    wait_signal(address, compare, value, itemsize, describe, timeout)
+    end_peers()              best effort: asks the peers on this host to end
+    close()                  unmaps, as far as no tensor still uses the memory
+"""
+
+import importlib
+
+_platform = None
+
+
+def platform():
+    """This process's Platform, made on first use."""
+    global _platform
+    if _platform is None:
+        from .. import backend
+
+        _platform = importlib.import_module(f".{backend}", __name__).Platform()
+    return _platform

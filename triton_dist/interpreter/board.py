@@ -1,0 +1,229 @@
+"""Who is blocked on what, on every rank: one row a rank in shared memory, and the proof of a deadlock.
+
+A deadlock is proven, not guessed. Every rank that waits keeps polling. When all ranks are BLOCKED, and each of them
+finishes whole unsuccessful poll rounds while no epoch changes, then nobody ran in between, so no signal can change any
+more. The first rank to see that marks the verdict in every row; all ranks raise the same report.
+
+A rank in host code (not in a wait of this library) cannot be proven stuck: such a wait ends by its time limit. But when
+no rank computes anything for seconds, a warning with the same report is printed once.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from ..errors import BackendError, DeadlockError, PeerLostError, WaitTimeoutError
+from .handles import atomic
+
+HOST, RUNNING, BLOCKED, FAILED = range(4)
+STATE, EPOCH, POLLS, VERDICT, SINCE, TEXT_BYTES, PID, HEAD_WORDS = 0, 1, 2, 3, 4, 5, 6, 8
+TEXT_LIMIT = 8192
+ROW_BYTES = HEAD_WORDS * 8 + TEXT_LIMIT
+VERDICT_BYTES, VERDICT_HEAD = 1 << 16, 16  # the report of the latest deadlock, after the rows: length, claim, text
+
+QUIET_S = 0.005  # a wait shorter than this never touches the board
+LOST_CHECK_S = 0.05  # how often a waiting rank asks whether its peers are alive
+# A peer whose kernel failed has this long to start another one, or to meet the others, before waits for it end: little when
+# it failed during the wait, longer when it had failed before.
+FAILED_GRACE_S, FAILED_BEFORE_GRACE_S = 1.0, 8.0
+IDLE_FROM_S, IDLE_WARN_S = 1.0, 4.0  # ranks that used no processor between these times of a wait are idle
+
+
+def wait_timeout():
+    """The limit of a wait in seconds: TRITON_DIST_WAIT_TIMEOUT, default 120 (the wheel's control_operation_timeout)."""
+    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", "120")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise BackendError(f"TRITON_DIST_WAIT_TIMEOUT={text!r}: give a number of seconds greater than 0")
+    return seconds
+
+
+class Board:
+    """`memory` is shared by all ranks, zeroed, at least `Board.nbytes(world)` long. `lost()` lists (rank, reason) of the
+    ranks whose process is gone."""
+
+    @staticmethod
+    def nbytes(world):
+        return world * ROW_BYTES + VERDICT_BYTES
+
+    def __init__(self, memory, rank, world, lost):
+        raw = np.frombuffer(memory, np.uint8, self.nbytes(world))
+        raw, self.verdict = raw[: world * ROW_BYTES].reshape(world, ROW_BYTES), raw[world * ROW_BYTES :]
+        self.head = raw[:, : HEAD_WORDS * 8].view(np.int64)
+        self.text = raw[:, HEAD_WORDS * 8 :]
+        self.rank, self.world, self.lost = rank, world, lost
+        self.row = self.head[rank]
+        self.row[PID] = os.getpid()
+
+    # -- what this rank does now
+    def _enter(self, state, text=None):
+        if text is not None:
+            data = text.encode(errors="replace")
+            if len(data) > TEXT_LIMIT:
+                data = data[: TEXT_LIMIT - 16] + b"\n    ..."
+            self.text[self.rank, : len(data)] = np.frombuffer(data, np.uint8)
+            self.row[TEXT_BYTES] = len(data)
+        self.row[SINCE] = time.monotonic_ns()
+        self.row[EPOCH] += 1  # before the state: who sees the new state sees a new epoch
+        self.row[STATE] = state
+
+    def running(self):
+        self._enter(RUNNING)
+
+    def host(self):
+        self._enter(HOST)
+
+    def failed(self, text):
+        self._enter(FAILED, text)
+
+    # -- waiting
+    def wait(self, ready, describe, timeout=None, respin=None, since=None):
+        """Returns when `ready()`; raises DeadlockError, PeerLostError or WaitTimeoutError.
+
+        `describe()` gives this rank's part of a report. `respin()` re-runs user-written poll loops; it returns True when
+        one of them moved on (this wait then returns), None while their verdict is still open, False when they are as
+        good as blocked. `since` is when the work that waits began (time.monotonic_ns), for blaming a failed peer.
+        """
+        start = time.monotonic()
+        since = since or time.monotonic_ns()
+        before, published, snapshot, last_lost = int(self.row[STATE]), False, None, start
+        ticks, warned = None, False
+        limit = wait_timeout() if timeout is None else timeout
+        try:
+            while True:
+                done = ready()
+                if published and self.row[VERDICT] == self.row[EPOCH]:
+                    # looked at after `ready`: a rank that has raised the verdict may go on and release this one, but all
+                    # ranks end alike
+                    raise self._deadlock()
+                if done:
+                    return
+                now = time.monotonic()
+                waited = now - start
+                provable = True
+                if respin is not None:
+                    if published:
+                        self.row[STATE] = RUNNING
+                    moved = respin()
+                    if moved:
+                        return
+                    provable = moved is False
+                    if published:
+                        self.row[STATE] = BLOCKED
+                if waited > QUIET_S:
+                    if not published and provable:
+                        self._enter(BLOCKED, describe())
+                        published = True
+                    if published:
+                        self.row[POLLS] += 1
+                        snapshot = self._prove(snapshot)
+                    if now - last_lost > LOST_CHECK_S:
+                        last_lost = now
+                        try:
+                            self._check_peers(since, describe)
+                        except PeerLostError:
+                            if ready():  # it was the last to come, went on and ended between two looks
+                                return
+                            raise
+                        if ticks is None and waited > IDLE_FROM_S:
+                            ticks = self._others_ticks()
+                        elif not warned and waited > IDLE_WARN_S:
+                            warned = True
+                            self._warn_if_idle(ticks, waited, describe)
+                    if waited > limit:
+                        raise WaitTimeoutError(
+                            f"rank {self.rank}: a wait lasted longer than {limit:g} s "
+                            "(TRITON_DIST_WAIT_TIMEOUT sets the limit)\n" + self.report(describe())
+                        )
+                time.sleep(0 if waited < 2e-4 else 2e-5 if waited < 1 else 5e-4)
+        finally:
+            if published:
+                self._enter(before)
+
+    def _prove(self, snapshot):
+        head = self.head[:, :5].copy()
+        if not (head[:, STATE] == BLOCKED).all():
+            return None
+        if snapshot is None or (snapshot[:, EPOCH] != head[:, EPOCH]).any():
+            return head
+        if (head[:, POLLS] >= snapshot[:, POLLS] + 2).all():
+            # One rank writes the report, before anybody raises: who has raised may be somewhere else a moment later. It
+            # stands until every rank has read it, for only when all are blocked again can another verdict follow.
+            claim = int(head[:, EPOCH].sum())
+            if atomic("xchg", self.verdict.ctypes.data + 8, claim, np.int64) != claim:
+                data = self.report().encode(errors="replace")[: VERDICT_BYTES - VERDICT_HEAD]
+                self.verdict[VERDICT_HEAD : VERDICT_HEAD + len(data)] = np.frombuffer(data, np.uint8)
+                self.verdict[:8].view(np.int64)[0] = len(data)
+                self.head[:, VERDICT] = head[:, EPOCH]
+                raise self._deadlock()
+        return snapshot
+
+    def _deadlock(self):
+        length = int(self.verdict[:8].view(np.int64)[0])
+        return DeadlockError(
+            f"rank {self.rank}: deadlock: every rank is blocked and no signal can change any more\n"
+            + bytes(self.verdict[VERDICT_HEAD : VERDICT_HEAD + length]).decode(errors="replace")
+            + "\n  Look for a notify that was never sent, sent to another rank or index, or sent with a smaller value."
+        )
+
+    def _check_peers(self, since, describe):
+        lost = self.lost()
+        if lost:
+            names = "; ".join(f"rank {rank} {reason}" for rank, reason in lost)
+            raise PeerLostError(
+                f"rank {self.rank}: a peer is gone while this rank waits for it: {names}\n{self.report(describe())}"
+            )
+        now = time.monotonic_ns()
+        for rank, row in enumerate(self.head):
+            grace = FAILED_GRACE_S if row[SINCE] > since else FAILED_BEFORE_GRACE_S
+            if row[STATE] == FAILED and now - max(row[SINCE], since) > grace * 1e9:
+                raise PeerLostError(
+                    f"rank {self.rank}: waits for rank {rank}, whose kernel failed:\n{self.report(describe())}"
+                )
+
+    def _others_ticks(self):
+        """Processor time, in clock ticks, that each rank outside of a wait has used."""
+        used = {}
+        for rank, row in enumerate(self.head):
+            if rank != self.rank and row[STATE] != BLOCKED:
+                try:
+                    with open(f"/proc/{row[PID]}/stat") as file:
+                        fields = file.read().rpartition(")")[2].split()
+                    used[rank] = int(fields[11]) + int(fields[12])
+                except OSError:
+                    pass
+        return used
+
+    def _warn_if_idle(self, before, waited, describe):
+        now = self._others_ticks()
+        if now.keys() == before.keys() and all(now[rank] - before[rank] <= 5 for rank in now):
+            print(
+                f"[WARN] triton_dist: rank {self.rank} has waited {waited:.0f} s, and no rank computes anything. If nobody "
+                f"is to wake it, this is a hang; the wait ends after {wait_timeout():g} s (TRITON_DIST_WAIT_TIMEOUT).\n"
+                + self.report(describe()),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def report(self, own=None):
+        """One paragraph a rank. `own` replaces this rank's published text."""
+        lines = []
+        gone = dict(self.lost())
+        for rank, row in enumerate(self.head):
+            text = bytes(self.text[rank, : int(row[TEXT_BYTES])]).decode(errors="replace")
+            state = int(row[STATE])
+            if rank == self.rank and own is not None:
+                text, state = own, BLOCKED
+            if rank in gone:
+                lines.append(f"  rank {rank}: {gone[rank]}")
+            elif state in (BLOCKED, FAILED):
+                lines.append(f"  rank {rank}: {text}")
+            else:
+                what = "running a kernel" if state == RUNNING else "in host code (not in a wait of this library)"
+                lines.append(f"  rank {rank}: {what} since {(time.monotonic_ns() - row[SINCE]) / 1e9:.1f} s")
+        return "\n".join(lines)

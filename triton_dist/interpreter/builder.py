@@ -1,0 +1,385 @@
+"""The interpreter's operations: integer blocks as formulas, the floats that numpy lacks, memory, atomics.
+
+`*policy` absorbs the cache arguments, which differ between Triton 3.6 and 3.9.
+"""
+
+import time
+
+import numpy as np
+import triton.language as tl
+
+from .. import context
+from ..errors import SymmetricAccessError, UnsupportedError
+from . import memory, numerics, stock
+from .affine import Affine, Constant, Rectangle
+from .handles import FORMS, Block, Handle, form_of, np_dtype
+from .scheduler import Wait, ctypes_of, scheduler
+
+_CODED = numerics.CODED
+_POLL_LANES = 64  # a volatile load of at most so many lanes counts as a poll
+_PATIENCE = 50  # a plain scalar load counts as a poll after so many equal reads
+
+
+def _volatile(policy, named):
+    return bool(named["is_volatile"] if "is_volatile" in named else policy[-1])
+
+
+def _name(handle):
+    return handle.dtype.scalar.name
+
+
+def _coded(handle):
+    return _name(handle) in _CODED
+
+
+def _wide(handle):
+    """The handle's values in a float type that numpy can compute with."""
+    return Handle(numerics.to_float32(handle.data, _name(handle)), tl.float32) if _coded(handle) else handle
+
+
+def _narrow(handle, dtype):
+    return Handle(numerics.encode(handle.data, dtype.name), dtype)
+
+
+def _constant(value, dtype):
+    return _narrow(Handle(np.array([value], np.float32), tl.float32), dtype)
+
+
+def _compare(name):
+    op = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}[name]
+
+    def create(self, lhs, rhs):
+        a, b = form_of(lhs), form_of(rhs)
+        form = a.compare(b, name) if a and b else None
+        return Block(form, tl.int1) if form else self.binary_op(lhs, rhs, op)
+
+    return create
+
+
+class Builder(stock.InterpreterBuilder):
+    # -- integer blocks as formulas
+    def create_make_range(self, *args):
+        start, stop = args[-2:]
+        return Block(Affine(start, (1,), (stop - start,)), tl.int32)
+
+    def create_splat(self, *args):
+        if isinstance(args[0], Handle):  # Triton 3.2: (arg, shape)
+            arg, shape = args
+        else:
+            arg, shape = args[1], args[0].shape
+        dtype = arg.dtype.scalar
+        shape = [int(n) for n in shape]
+        if arg.data.size == 1:
+            if dtype.is_int() and dtype.primitive_bitwidth == 1:
+                ranges = [(0, n) if arg.data.item() else (0, 0) for n in shape]
+                return Block(Rectangle(ranges, shape), dtype)
+            if dtype.is_int() or dtype.is_ptr():
+                return Block(Affine(arg.data.item(), (0,) * len(shape), shape), dtype)
+            return Block(Constant(arg.data, shape), dtype)
+        return super().create_splat(*args)
+
+    def create_expand_dims(self, arg, axis):
+        form = form_of(arg, FORMS)
+        return Block(form.expand_dims(axis), arg.dtype) if form else super().create_expand_dims(arg, axis)
+
+    def create_broadcast(self, arg, shape):
+        form = form_of(arg, FORMS)
+        if form and len(form.shape) == len(shape):
+            return Block(form.broadcast([int(n) for n in shape]), arg.dtype)
+        return super().create_broadcast(arg, shape)
+
+    def create_trans(self, arg, perm):
+        form = form_of(arg, FORMS)
+        return Block(form.transpose(perm), arg.dtype) if form else super().create_trans(arg, perm)
+
+    def _affine_op(self, lhs, rhs, combine, op):
+        a, b = form_of(lhs), form_of(rhs)
+        if a and b:
+            form = combine(a, b)
+            if form and form.fits(np_dtype(lhs.dtype)):
+                return Block(form, lhs.dtype)
+        return self.binary_op(lhs, rhs, op)
+
+    def create_add(self, lhs, rhs):
+        return self._affine_op(lhs, rhs, Affine.plus, np.add)
+
+    def create_sub(self, lhs, rhs):
+        return self._affine_op(lhs, rhs, lambda a, b: a.plus(b, -1), np.subtract)
+
+    def create_mul(self, lhs, rhs):
+        return self._affine_op(lhs, rhs, Affine.times, np.multiply)
+
+    def create_srem(self, lhs, rhs):
+        a, b = form_of(lhs), form_of(rhs)
+        if a and b:  # `offsets % M` that wraps nothing
+            low, high = a.bounds()
+            modulus = b.constant()
+            if modulus is not None and 0 <= low and high < modulus:
+                return lhs
+        return super().create_srem(lhs, rhs)
+
+    create_icmpSLT, create_icmpSLE = _compare("lt"), _compare("le")
+    create_icmpSGT, create_icmpSGE = _compare("gt"), _compare("ge")
+
+    def create_and(self, lhs, rhs):
+        a, b = form_of(lhs, Rectangle), form_of(rhs, Rectangle)
+        return Block(a.intersect(b), lhs.dtype) if a and b else self.binary_op(lhs, rhs, np.bitwise_and)
+
+    def create_addptr(self, ptr, offset):
+        a, b = form_of(ptr), form_of(offset)
+        if a and b:
+            size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
+            return Block(a.plus(b.scale(size)), ptr.dtype)
+        return super().create_addptr(ptr, offset)
+
+    def create_int_cast(self, src, dst_type, is_signed):
+        form = form_of(src)
+        if form and dst_type.scalar.primitive_bitwidth > 1 and form.fits(np_dtype(dst_type.scalar)):
+            return Block(form, dst_type.scalar)
+        return super().create_int_cast(src, dst_type, is_signed)
+
+    def create_bitcast(self, src, dst_type):
+        form = form_of(src)
+        if form and form.fits(np_dtype(dst_type.scalar)) and src.dtype.is_ptr() != dst_type.scalar.is_ptr():
+            return Block(form, dst_type.scalar)
+        return super().create_bitcast(src, dst_type)
+
+    create_int_to_ptr = create_ptr_to_int = create_bitcast
+
+    # -- floats that numpy lacks
+    def get_bf16(self, value):
+        return _constant(value, tl.bfloat16)
+
+    def get_fp8e5(self, value):
+        return _constant(value, tl.float8e5)
+
+    def get_fp8e4nv(self, value):
+        return _constant(value, tl.float8e4nv)
+
+    def get_fp8e5b16(self, value):
+        return _constant(value, tl.float8e5b16)
+
+    def get_fp8e4b8(self, value):
+        return _constant(value, tl.float8e4b8)
+
+    def binary_op(self, lhs, rhs, op):
+        if _coded(lhs) and not op.__name__.startswith("bitwise"):
+            out = op(_wide(lhs).data, _wide(rhs).data)
+            return Handle(out, tl.int1) if out.dtype == np.bool_ else _narrow(Handle(out, tl.float32), lhs.dtype.scalar)
+        return super().binary_op(lhs, rhs, op)
+
+    def unary_op(self, arg, op):
+        if _coded(arg):
+            return _narrow(Handle(op(_wide(arg).data), tl.float32), arg.dtype.scalar)
+        return super().unary_op(arg, op)
+
+    def _widened(self, call, *args):
+        dtype = args[-1].dtype.scalar
+        return _narrow(call(*map(_wide, args)), dtype) if dtype.name in _CODED else call(*args)
+
+    def create_clampf(self, arg, lo, hi, propagate_nans):
+        base = super()
+        return self._widened(lambda *a: base.create_clampf(*a, propagate_nans), arg, lo, hi)
+
+    def create_fma(self, x, y, z):
+        return self._widened(super().create_fma, x, y, z)
+
+    def create_rsqrt(self, arg):
+        return self._widened(super().create_rsqrt, arg)
+
+    def create_erf(self, arg):
+        return self._widened(super().create_erf, arg)
+
+    def cast_impl(self, src, dst_type):
+        dst, name = dst_type.scalar, _name(src)
+        form = form_of(src, Constant)
+        if form and dst.is_floating():
+            return Block(Constant(self.cast_impl(Handle(form.value, src.dtype.scalar), dst).data, form.shape), dst)
+        if dst.name in _CODED:
+            data = numerics.to_float32(src.data, name) if name in _CODED else src.data
+            return Handle(numerics.encode(data, dst.name), dst)
+        if name in _CODED:
+            return super().cast_impl(_wide(src), dst_type)
+        if src.dtype.scalar.is_floating() and dst.is_floating():
+            return Handle(numerics.cast_float(src.data, np_dtype(dst)), dst)
+        return super().cast_impl(src, dst_type)
+
+    create_si_to_fp = create_ui_to_fp = create_fp_to_si = create_fp_to_ui = cast_impl
+    create_fp_ext = create_fp_trunc = cast_impl
+
+    def create_fp_to_fp(self, src, dst_type, rounding_mode=None):
+        exact = rounding_mode in (None, stock.ir.ROUNDING_MODE.RTNE)
+        known = all(t.scalar.name != "fp8e4b15" for t in (src.dtype, dst_type))
+        return self.cast_impl(src, dst_type) if exact and known else super().create_fp_to_fp(src, dst_type, rounding_mode)
+
+    def create_dot(self, a, b, d, *precision):
+        out_type = d.dtype.scalar
+        if out_type.is_int():
+            out = numerics.matmul(a.data, b.data) + d.data
+            return Handle(out.astype(np_dtype(out_type)), out_type)
+        out = numerics.matmul(numerics.to_float32(a.data, _name(a)), numerics.to_float32(b.data, _name(b)))
+        form = form_of(d, Constant)
+        if form is None or not form.zero():
+            out = np.add(out, _wide(d).data, out=out)
+        return self.cast_impl(Handle(out, tl.float64 if out.dtype == np.float64 else tl.float32), out_type)
+
+    # -- memory
+    def create_load(self, ptr, *policy, **named):
+        return self._load(ptr, None, None, _volatile(policy, named))
+
+    def create_masked_load(self, ptrs, mask, other, *policy, **named):
+        return self._load(ptrs, mask, other, _volatile(policy, named))
+
+    def create_store(self, ptr, val, *policy, **named):
+        return self._store(ptr, val, None)
+
+    def create_masked_store(self, ptrs, value, mask, *policy, **named):
+        return self._store(ptrs, value, mask)
+
+    def _load(self, ptrs, mask, other, volatile):
+        element = ptrs.get_element_ty()
+        dtype = np_dtype(element)
+        constant = form_of(other, Constant)
+        fill = constant.value if constant else None if other is None else other.data
+        form = form_of(ptrs)
+        rectangle = None if mask is None else form_of(mask, Rectangle)
+        if form is None or (mask is not None and rectangle is None):
+            address = ptrs.data
+            found = memory.forms_of(address, None if mask is None else mask.data)
+            if found is None:
+                scheduler.moved()
+                return Handle(memory.gather(address, None if mask is None else mask.data, dtype, fill), element)
+            form, rectangle = found
+        out = memory.load_affine(form, rectangle, dtype, fill)
+        self._note_load(form, rectangle, element, out, volatile)
+        return Handle(out, element)
+
+    def _note_load(self, form, rectangle, element, out, volatile):
+        if scheduler.current is None:
+            return
+        ctype = ctypes_of.get(element.name)
+        scalar = out.size == 1 and (rectangle is None or rectangle.full())
+        if ctype and (scalar or (volatile and out.size <= _POLL_LANES)):
+            scheduler.poll(form.base, ctype, out.flat[0].item(), 1 if volatile else _PATIENCE)
+        else:
+            scheduler.moved()
+
+    def _store(self, ptrs, value, mask):
+        scheduler.moved()
+        data = value.data
+        form = form_of(ptrs)
+        rectangle = None if mask is None else form_of(mask, Rectangle)
+        if form is None or (mask is not None and rectangle is None):
+            found = memory.forms_of(ptrs.data, None if mask is None else mask.data)
+        else:
+            found = form, rectangle
+        if found and memory.store_affine(*found, data):
+            return
+        address = ptrs.data
+        lanes = np.ones(address.shape, np.bool_) if mask is None else np.broadcast_to(mask.data, address.shape)
+        memory.check_lanes(address[lanes], data.itemsize, "store")
+        stock.native.store(address, np.broadcast_to(data, address.shape), lanes)
+
+    def _box(self, desc, indices):
+        """A descriptor access as (addresses inside the tensor, Rectangle of the block that they fill)."""
+        size = max(1, desc.base.dtype.element_ty.primitive_bitwidth // 8)
+        start = [int(i.data.flat[0]) for i in indices]
+        extent = [int(s.data.flat[0]) for s in desc.shape]
+        strides = [int(s.data.flat[0]) * size for s in desc.strides]
+        block = [int(n) for n in desc.block_shape]
+        if start[-1] * size % 16:
+            raise SymmetricAccessError(
+                f"tensor descriptor: offset {start[-1]} of the last axis is not a multiple of 16 bytes "
+                f"({scheduler.place()})"
+            )
+        base = int(desc.base.data.flat[0]) + sum(i * s for i, s in zip(start, strides))
+        ranges = [(min(n, max(0, -i)), max(0, min(n, e - i))) for i, n, e in zip(start, block, extent)]
+        return Affine(base, strides, block), Rectangle(ranges, block)
+
+    def create_descriptor_load(self, desc, indices, *policy):
+        scheduler.moved()
+        element = desc.base.dtype.element_ty
+        dtype = np_dtype(element)
+        fill = None
+        if desc.padding == stock.ir.PADDING_OPTION.PAD_NAN:
+            fill = self.cast_impl(Handle(np.array([np.nan], np.float32), tl.float32), element).data
+        form, rectangle = self._box(desc, indices)
+        out = Handle(memory.load_affine(form, rectangle, dtype, fill), element)
+        if getattr(desc, "round_f32_to_tf32", False) and element == tl.float32:
+            return Handle(stock.round_to_tf32(out.data), element)
+        return out
+
+    def create_descriptor_store(self, desc, value, indices, *policy):
+        scheduler.moved()
+        form, rectangle = self._box(desc, indices)
+        memory.store_affine(form, rectangle, value.data)
+
+    # -- atomics
+    def _check_atomic(self, ptr, mask):
+        element = ptr.get_element_ty()
+        size = max(1, element.primitive_bitwidth // 8)
+        address = ptr.data
+        lanes = address.ravel() if mask is None else address[np.broadcast_to(mask.data, address.shape)]
+        if not lanes.size:
+            return
+        heap = context.heap_map
+        shared = heap is not None and any(heap.owner(a) for a in (int(lanes.min()), int(lanes.max())))
+        if size < 4 and (shared or element == tl.bfloat16):
+            raise UnsupportedError(
+                f"an atomic on {element} is not exact between ranks; use a 32- or 64-bit type ({scheduler.place()})"
+            )
+        if (lanes & np.uint64(size - 1)).any():
+            raise SymmetricAccessError(
+                f"atomic at a misaligned address {int(lanes[0]):#x} for {element} ({scheduler.place()})"
+            )
+        memory.check_lanes(lanes, size, "atomic")
+
+    def _note_atomic(self, ptr, out, idle):
+        ctype = ctypes_of.get(ptr.get_element_ty().name)
+        if idle and ctype and ptr.data.size == 1 and scheduler.current is not None:
+            scheduler.poll(int(ptr.data.flat[0]), ctype, out.data.flat[0].item())
+        else:
+            scheduler.moved()
+        return out
+
+    def create_atomic_rmw(self, op, ptr, val, mask, sem, scope):
+        self._check_atomic(ptr, mask)
+        element, bits = val.dtype.scalar, None
+        if op == stock.ir.ATOMIC_OP.XCHG:  # of floats too: Triton's compiled helper exchanges integers alone
+            bits = {tl.float32: tl.uint32, tl.float64: tl.uint64}.get(element)
+        given = Handle(val.data.view(np_dtype(bits)), bits) if bits else val
+        out = super().create_atomic_rmw(op, ptr, given, mask, sem, scope)
+        out = Handle(out.data.view(np_dtype(element)), element) if bits else out
+        writes = op in (stock.ir.ATOMIC_OP.XCHG, stock.ir.ATOMIC_OP.AND)
+        return self._note_atomic(ptr, out, idle=not writes and not val.data.any())
+
+    def create_atomic_cas(self, ptr, cmp, val, sem, scope):
+        self._check_atomic(ptr, None)
+        out = super().create_atomic_cas(ptr, cmp, val, sem, scope)
+        failed = bool((out.data != cmp.data).all() or (cmp.data == val.data).all())
+        return self._note_atomic(ptr, out, idle=failed)
+
+    def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
+        self._check_atomic(ptr, None)
+        matched = np.ones(ptr.data.shape, np.bool_)
+        ctype = ctypes_of[ptr.get_element_ty().name]
+        limit = None if not isinstance(timeout_ns, Handle) else time.monotonic_ns() + int(timeout_ns.data.flat[0])
+        for index in np.ndindex(ptr.data.shape):
+            wanted = np.broadcast_to(expected.data, ptr.data.shape)[index].item()
+            wait = Wait(int(ptr.data[index]), ctype, "eq", wanted)
+            if limit is None:
+                scheduler.block(wait)
+                continue
+            while not wait.ready() and time.monotonic_ns() < limit:
+                scheduler.pause()
+            matched[index] = wait.ready()
+        return Handle(matched, tl.int1)
+
+    # -- the rest
+    def create_assert(self, condition, message, *where):
+        if not bool(condition.data.all() if isinstance(condition, Handle) else condition):
+            raise AssertionError(f"device_assert failed: {message}")
+
+    def create_print(self, prefix, hex, values, *signs):
+        shown = [_wide(v) for v in values]
+        return super().create_print(f"rank {scheduler.rank}: {prefix}", hex, shown, *signs)
