@@ -1,0 +1,227 @@
+"""Remote memory access: a peer's copy of an address, tiles to and from a peer, bulk put and get.
+
+None of these words orders anything: what makes a put visible is the signal after it (`notify`, `put_signal`), and what
+makes a load valid is the `wait` before it. A peer's memory is written and read by ordinary stores and loads.
+"""
+
+import triton
+import triton.language as tl
+
+from .. import context
+from . import target
+from .device_function import device_function
+
+_RANK = tl.constexpr(context.RANK)
+_NUM_RANKS = tl.constexpr(context.NUM_RANKS)
+_DELTAS = tl.constexpr(context.DELTAS)
+
+
+@device_function(target.body("rank"))
+def rank(ctx):
+    """This rank in the team of `ctx`, an int32 scalar in 0 .. num_ranks(ctx) - 1.
+
+    Args:
+        ctx: pointer to the int64 context table (the tensor that `shmem.context(team)` returns).
+    """
+    _require_context(ctx)
+    return tl.load(ctx + _RANK).to(tl.int32)
+
+
+@device_function(target.body("num_ranks"))
+def num_ranks(ctx):
+    """The number of ranks in the team of `ctx`, an int32 scalar."""
+    _require_context(ctx)
+    return tl.load(ctx + _NUM_RANKS).to(tl.int32)
+
+
+@triton.jit
+def _require_context(ctx):
+    DTYPE: tl.constexpr = ctx.dtype.element_ty.name
+    tl.static_assert(DTYPE == "int64", f"dl: ctx is the int64 context table of shmem.context(), not a {DTYPE} pointer")
+
+
+@device_function(target.body("symm_at"))
+def symm_at(ptr, peer, ctx):
+    """The address that `ptr` has at `peer`.
+
+    Args:
+        ptr: pointer, or block of pointers, into this rank's symmetric heap; any element type.
+        peer: team rank, int32 or int64 scalar; may be this rank.
+        ctx: context table.
+
+    Returns: `ptr` moved by a multiple of 64 bytes, of the same shape and type; loads, stores, block pointers and tensor
+    descriptors work on it, and accesses stay as wide as they are on `ptr`.
+
+    An address outside the symmetric heap is not detected when compiled. A peer outside the team is, if the kernel is
+    compiled with `debug=True` (or TRITON_DEBUG=1).
+    """
+    return ptr + _element_delta(ptr, peer, ctx)
+
+
+@triton.jit
+def _element_delta(ptr, peer, ctx):
+    # Elements, not bytes: an integer cast to a block of pointers crashes the Ascend compiler.
+    _require_context(ctx)
+    BITS: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    ITEMSIZE: tl.constexpr = (BITS + 7) // 8
+    tl.device_assert((peer >= 0) & (peer < num_ranks(ctx)), "dl: the peer is not a rank of the team of ctx")
+    # The hint keeps 16-byte accesses. On the bytes, since a division by 1 is folded away with a hint of its own.
+    return tl.multiple_of(tl.load(ctx + _DELTAS + peer), 64) // ITEMSIZE
+
+
+@device_function(target.body("remote_load"))
+def remote_load(ptr, peer, ctx, mask=None, other=None):
+    """Loads a tile from `peer` into registers: `tl.load(symm_at(ptr, peer, ctx), mask, other)`.
+
+    Args:
+        ptr: pointer or block of pointers into this rank's symmetric heap; any element type.
+        peer, ctx: see `symm_at`.
+        mask: int1, broadcastable to `ptr`; lanes that are False are not read.
+        other: value of the masked-off lanes.
+
+    Returns: value(s) of the element type, of the shape of `ptr`.
+
+    Ordering: a plain load. `wait` for the peer's signal first.
+    """
+    return tl.load(symm_at(ptr, peer, ctx), mask=mask, other=other)
+
+
+@device_function(target.body("remote_store"))
+def remote_store(ptr, value, peer, ctx, mask=None):
+    """Stores a tile from registers to `peer`: `tl.store(symm_at(ptr, peer, ctx), value, mask)`.
+
+    Args:
+        ptr: pointer or block of pointers into this rank's symmetric heap; any element type.
+        value: broadcastable to `ptr`, converted to its element type.
+        peer, ctx: see `symm_at`.
+        mask: int1, broadcastable to `ptr`; lanes that are False are not written.
+
+    Ordering: a plain store. It is visible at the peer once the peer has waited for a later `notify` of this program.
+    """
+    tl.store(symm_at(ptr, peer, ctx), value, mask=mask)
+
+
+@device_function(target.body("put"))
+def put(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK: tl.constexpr = 1024):
+    """Copies `n` elements from this rank's memory to `peer`.
+
+    Args:
+        dst: pointer into this rank's symmetric heap; the peer's copy of it is written.
+        src: pointer to any memory of this rank, of the same element type; must not overlap with what is written.
+        n: number of elements, int32 or int64 (may exceed 2**31). 0 does nothing.
+        peer, ctx: see `symm_at`.
+        pid, num_pids: this program does blocks pid, pid + num_pids, ... of the copy, so that `num_pids` programs
+            share it. Default: this program does it all.
+        BLOCK: elements in flight in a program, a power of two. A larger one hides more of the link's latency.
+
+    Accesses are 16 bytes wide where dst and src are aligned so and BLOCK gives each thread 16 bytes; only the last,
+    partial block is masked.
+
+    Ordering: plain stores; see `remote_store`. `put_signal` adds the signal.
+    """
+    _copy(symm_at(dst, peer, ctx), src, n, pid, num_pids, BLOCK, "put")
+
+
+@device_function(target.body("get"))
+def get(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK: tl.constexpr = 1024):
+    """Copies `n` elements from `peer` to this rank's memory.
+
+    Args:
+        dst: pointer to any memory of this rank.
+        src: pointer into this rank's symmetric heap, of the same element type; the peer's copy of it is read.
+        n, peer, ctx, pid, num_pids, BLOCK: see `put`.
+
+    Ordering: plain loads; `wait` for the peer's signal first. When `get` returns, this program's later loads see what
+    it copied after a `tl.debug_barrier()`.
+    """
+    _copy(dst, symm_at(src, peer, ctx), n, pid, num_pids, BLOCK, "get")
+
+
+@triton.jit
+def _require_same_dtype(dst, src, WORD: tl.constexpr):
+    TO: tl.constexpr = dst.dtype.element_ty.name
+    FROM: tl.constexpr = src.dtype.element_ty.name
+    tl.static_assert(TO == FROM, f"dl.{WORD} copies memory: dst ({TO}) and src ({FROM}) must have the same dtype")
+
+
+@triton.jit
+def _copy(dst, src, n, pid, num_pids, BLOCK: tl.constexpr, WORD: tl.constexpr):
+    _require_same_dtype(dst, src, WORD)
+    lanes = tl.arange(0, BLOCK)
+    whole = n // BLOCK
+    # Whole blocks without a mask: a mask by an n of unknown divisibility would make every access one element wide.
+    for block in range(pid, whole, num_pids):
+        start = tl.cast(block, tl.int64) * BLOCK
+        tl.store(dst + start + lanes, tl.load(src + start + lanes))
+    rest = n - whole * BLOCK
+    turn = whole - whole // num_pids * num_pids  # the program whose turn the last block is
+    if (rest > 0) & (turn == pid):
+        start = tl.cast(whole, tl.int64) * BLOCK
+        tl.store(dst + start + lanes, tl.load(src + start + lanes, mask=lanes < rest), mask=lanes < rest)
+
+
+@device_function(target.body("put_2d"))
+def put_2d(
+    dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1,
+    BLOCK_M: tl.constexpr = 16, BLOCK_N: tl.constexpr = 256,
+):  # fmt: skip
+    """Copies a [rows, cols] region from this rank's memory to `peer`.
+
+    Args:
+        dst: pointer to the region's first element in this rank's symmetric heap; the peer's copy is written.
+        src: pointer to the first element in any memory of this rank, of the same element type.
+        rows, cols: extent of the region, any non-negative integers.
+        dst_stride, src_stride: elements from one row to the next; the elements of a row are adjacent.
+        peer, ctx: see `symm_at`.
+        pid, num_pids: this program does tiles pid, pid + num_pids, ... in row-major order of tiles.
+        BLOCK_M, BLOCK_N: tile, powers of two.
+
+    Accesses are 16 bytes wide in tiles that are whole along the row, where pointers and strides are aligned so.
+
+    Ordering: as `put`.
+    """
+    _copy_2d(
+        symm_at(dst, peer, ctx), src, rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N, "put_2d"
+    )
+
+
+@device_function(target.body("get_2d"))
+def get_2d(
+    dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1,
+    BLOCK_M: tl.constexpr = 16, BLOCK_N: tl.constexpr = 256,
+):  # fmt: skip
+    """Copies a [rows, cols] region from `peer` to this rank's memory.
+
+    Args:
+        dst: pointer to the region's first element in any memory of this rank.
+        src: pointer to the first element in this rank's symmetric heap; the peer's copy is read.
+        rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, BLOCK_M, BLOCK_N: see `put_2d`.
+
+    Ordering: as `get`.
+    """
+    _copy_2d(
+        dst, symm_at(src, peer, ctx), rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N, "get_2d"
+    )
+
+
+@triton.jit
+def _copy_2d(
+    dst, src, rows, cols, dst_stride, src_stride, pid, num_pids,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    _require_same_dtype(dst, src, WORD)
+    tiles_n = tl.cdiv(cols, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)[:, None]
+    n = tl.arange(0, BLOCK_N)[None, :]
+    for tile in range(pid, tl.cdiv(rows, BLOCK_M) * tiles_n, num_pids):
+        tile_m = tile // tiles_n
+        row = tl.cast(tile_m, tl.int64) * BLOCK_M
+        col = tl.cast(tile - tile_m * tiles_n, tl.int64) * BLOCK_N
+        to = dst + (row * dst_stride + col) + (m.to(tl.int64) * dst_stride + n)
+        of = src + (row * src_stride + col) + (m.to(tl.int64) * src_stride + n)
+        if col + BLOCK_N <= cols:  # masked by rows alone, which leaves the accesses wide
+            inside = (row + m < rows) & (n < BLOCK_N)
+            tl.store(to, tl.load(of, mask=inside), mask=inside)
+        else:
+            inside = (row + m < rows) & (col + n < cols)
+            tl.store(to, tl.load(of, mask=inside), mask=inside)

@@ -1,0 +1,108 @@
+"""Ascend NPUs through triton-ascend 3.2, which has the API of Triton 3.2.
+
+`sem` and `scope` of an atomic make no fence here; `tl.debug_barrier` (PIPE_ALL: all pipelines of the core drain) is
+what orders a store before its signal and a load after its wait. Known miscompiles decide the rest:
+- a poll must be a block load with a barrier in the loop: a scalar load is cached, an atomic poll takes a lock;
+- a set is a block store: a scalar `atomic_xchg` is deleted;
+- the old value of an atomic is a separate load, a 64-bit atomic takes a lock of its own device, and `atomic_cas` is not
+  atomic across devices: all three are refused;
+- there is no fp8: copy such tensors through their int8 views.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "NAME", "WIDE", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
+    "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
+]  # fmt: skip
+
+NAME = tl.constexpr("ascend")
+WIDE = tl.constexpr(False)
+
+
+@triton.jit
+def publish_set(ptr, value, mask=None):
+    lane = tl.arange(0, 1)
+    tl.debug_barrier()
+    tl.store(ptr + lane, value + tl.zeros((1,), ptr.dtype.element_ty))
+
+
+@triton.jit
+def publish_add(ptr, value, mask=None):
+    _require_32_bits(ptr, 'notify with op="add"')
+    tl.debug_barrier()
+    tl.atomic_add(ptr, value, sem="release", scope="sys")
+
+
+@triton.jit
+def _require_32_bits(ptr, WORD: tl.constexpr):
+    BITS: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    tl.static_assert(BITS == 32, f"dl.{WORD}: the target ascend has no 64-bit atomics")
+
+
+@triton.jit
+def poll(ptr, mask=None):
+    tl.debug_barrier()
+    return tl.max(tl.load(ptr + tl.arange(0, 1), volatile=True), 0)
+
+
+@triton.jit
+def acquired():
+    tl.debug_barrier()
+
+
+@triton.jit
+def fence():
+    tl.debug_barrier()
+
+
+@triton.jit
+def dot_stored():
+    # A kernel with a dot is split into a cube and a vector part that run apart; a barrier orders only its own part.
+    tl.sync_block_set("cube", "vector", 3)
+    tl.sync_block_wait("cube", "vector", 3)
+
+
+@triton.jit
+def quiet():
+    tl.debug_barrier()
+
+
+@triton.jit
+def _require_signed(ptr, WORD: tl.constexpr):
+    DTYPE: tl.constexpr = ptr.dtype.element_ty.name
+    tl.static_assert(DTYPE != "uint32", f"dl.{WORD} is not available for dtype uint32 on the target ascend")
+
+
+@triton.jit
+def atomic_add(ptr, value, mask=None):
+    _require_32_bits(ptr, "atomic_add")
+    tl.debug_barrier()
+    tl.atomic_add(ptr, value, mask=mask, sem="acq_rel", scope="sys")
+
+
+@triton.jit
+def atomic_max(ptr, value, mask=None):
+    _require_32_bits(ptr, "atomic_max")
+    _require_signed(ptr, "atomic_max")
+    tl.debug_barrier()
+    tl.atomic_max(ptr, value, mask=mask, sem="acq_rel", scope="sys")
+
+
+@triton.jit
+def atomic_min(ptr, value, mask=None):
+    _require_32_bits(ptr, "atomic_min")
+    _require_signed(ptr, "atomic_min")
+    tl.debug_barrier()
+    tl.atomic_min(ptr, value, mask=mask, sem="acq_rel", scope="sys")
+
+
+@triton.jit
+def atomic_xchg(ptr, value, mask=None):
+    tl.static_assert(False, "dl.atomic_xchg is not available on the target ascend: its compiler deletes the store")
+
+
+@triton.jit
+def atomic_cas(ptr, compare, value):
+    tl.static_assert(False, "dl.atomic_cas is not available on the target ascend: it is not atomic across devices")

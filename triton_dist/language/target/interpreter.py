@@ -1,0 +1,313 @@
+"""The words of the device language as the CPU engine runs them: Python bodies that see a wait as a wait.
+
+Each has the name and the parameters of the public word. Pointers arrive as `tl.tensor`; scalars as `tl.tensor`, Python
+numbers or constexprs. Every access is checked before it is made, and an error names the kernel's source line.
+"""
+
+import ctypes
+
+import numpy as np
+import triton.language as tl
+
+from ... import context
+from ...errors import SymmetricAccessError, UnsupportedError
+from ...interpreter import handles, memory
+from ...interpreter.scheduler import COMPARE, Wait, ctypes_of, scheduler
+
+SIGNAL_TYPES = ("int32", "int64")
+ATOMIC_TYPES = ("int32", "int64", "uint32", "uint64", "fp32", "fp64")
+
+
+def _value(x):
+    if isinstance(x, tl.constexpr):
+        return x.value
+    return x.handle.data.item() if isinstance(x, tl.tensor) else x
+
+
+def _word(table, index):
+    return ctypes.c_int64.from_address(table + 8 * index).value
+
+
+def _table(ctx):
+    """The address of a context table, checked."""
+    if not isinstance(ctx, tl.tensor) or not ctx.type.is_ptr():
+        raise SymmetricAccessError(f"ctx must be the tensor of shmem.context(), got {ctx!r} ({scheduler.place()})")
+    table = int(ctx.handle.data.item())
+    if _word(table, context.MAGIC_WORD) != context.MAGIC:
+        raise SymmetricAccessError(
+            "ctx is not a live context table: pass shmem.context(team) of a team that exists and a heap that is not "
+            f"finalized, as the last positional argument ({scheduler.place()})"
+        )
+    return table
+
+
+def _delta(peer, table):
+    """Bytes from this rank's copy to the peer's."""
+    ranks = _word(table, context.NUM_RANKS)
+    peer = _value(peer)
+    if not 0 <= peer < ranks:
+        raise SymmetricAccessError(
+            f"peer {peer} is out of range: this team has {ranks} ranks, 0 to {ranks - 1} ({scheduler.place()})"
+        )
+    return _word(table, context.DELTAS + peer)
+
+
+def _int32(value):
+    return handles.tensor_of(handles.scalar_handle(value, tl.int32))
+
+
+def rank(ctx):
+    return _int32(_word(_table(ctx), context.RANK))
+
+
+def num_ranks(ctx):
+    return _int32(_word(_table(ctx), context.NUM_RANKS))
+
+
+# -- addresses
+
+
+def symm_at(ptr, peer, ctx):
+    table = _table(ctx)
+    if not isinstance(ptr, tl.tensor) or not ptr.dtype.is_ptr():
+        raise SymmetricAccessError(f"symm_at needs a pointer, got {ptr!r} ({scheduler.place()})")
+    _check_local(ptr)
+    if isinstance(peer, tl.tensor) and peer.handle.data.size > 1:
+        deltas = np.array([_delta(p, table) for p in peer.handle.data.ravel().tolist()], np.int64)
+        moved = ptr.handle.data.view(np.int64) + deltas.reshape(peer.handle.data.shape)
+        return handles.tensor_of(handles.Handle(moved.view(np.uint64), ptr.dtype), moved.shape)
+    return handles.shifted(ptr, _delta(peer, table))
+
+
+def _check_local(ptr):
+    """At least one lane must be live memory of this rank's heap; lanes of a ragged edge are masked at the access."""
+    bounds, lanes = handles.addresses(ptr)
+    low, high = bounds
+    heap = context.heap_map
+    for address in (low, high) if lanes is None else (low, high, *lanes.ravel()[:64].tolist()):
+        place = heap.owner(address) if heap else None
+        if place and place[0] == heap.rank and heap.allocation(place[1]):
+            return
+    memory.check_symmetric(low, low + 1, "symm_at")
+
+
+def remote_load(ptr, peer, ctx, mask=None, other=None):
+    return tl.load(symm_at(ptr, peer, ctx), mask=mask, other=other)
+
+
+def remote_store(ptr, value, peer, ctx, mask=None):
+    tl.store(symm_at(ptr, peer, ctx), value, mask=mask)
+
+
+# -- memory to memory
+
+
+def _pair(word, dst, src):
+    for name, ptr in (("dst", dst), ("src", src)):
+        if not isinstance(ptr, tl.tensor) or not ptr.type.is_ptr():
+            raise SymmetricAccessError(f"{word}: {name} must be a scalar pointer, got {ptr!r} ({scheduler.place()})")
+    if dst.dtype.element_ty != src.dtype.element_ty:
+        raise SymmetricAccessError(
+            f"{word}: dst points to {dst.dtype.element_ty}, src to {src.dtype.element_ty}; they must agree "
+            f"({scheduler.place()})"
+        )
+    size = max(1, dst.dtype.element_ty.primitive_bitwidth // 8)
+    return int(dst.handle.data.item()), int(src.handle.data.item()), size
+
+
+def _share(word, pid, num_pids):
+    pid, num_pids = _value(pid), _value(num_pids)
+    if not 0 <= pid < num_pids:
+        raise SymmetricAccessError(f"{word}: pid {pid} is not in 0 .. num_pids {num_pids} - 1 ({scheduler.place()})")
+    return pid, num_pids
+
+
+def _copy(word, dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst):
+    to, source, size = _pair(word, dst, src)
+    delta = _delta(peer, _table(ctx))
+    n, block = _value(n), _value(BLOCK)
+    pid, num_pids = _share(word, pid, num_pids)
+    if n < 0:
+        raise SymmetricAccessError(f"{word}: n is {n} elements ({scheduler.place()})")
+    scheduler.moved()
+    if n == 0:
+        return
+    symmetric, local = (to, source) if remote_dst else (source, to)
+    memory.check_symmetric(symmetric, symmetric + n * size, word)
+    memory.check(local, local + n * size, word)
+    to, source = (to + delta, source) if remote_dst else (to, source + delta)
+    if num_pids == 1:
+        ctypes.memmove(to, source, n * size)
+        return
+    for start in range(pid * block, n, num_pids * block):
+        ctypes.memmove(to + start * size, source + start * size, min(block, n - start) * size)
+
+
+def put(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK=1024):
+    _copy("put", dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst=True)
+
+
+def get(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK=1024):
+    _copy("get", dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst=False)
+
+
+def _copy_2d(word, dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, block, remote_dst):
+    to, source, size = _pair(word, dst, src)
+    delta = _delta(peer, _table(ctx))
+    rows, cols, to_stride, source_stride = map(_value, (rows, cols, dst_stride, src_stride))
+    pid, num_pids = _share(word, pid, num_pids)
+    if rows < 0 or cols < 0 or (rows > 1 and min(to_stride, source_stride) < cols):
+        raise SymmetricAccessError(
+            f"{word}: region of {rows} x {cols} elements with row strides {to_stride} (dst) and {source_stride} (src): "
+            f"sizes must not be negative, strides not less than the columns ({scheduler.place()})"
+        )
+    scheduler.moved()
+    if not rows or not cols:
+        return
+    for address, stride, symmetric in ((to, to_stride, remote_dst), (source, source_stride, not remote_dst)):
+        high = address + ((rows - 1) * stride + cols) * size
+        (memory.check_symmetric if symmetric else memory.check)(address, high, word)
+    to, source = (to + delta, source) if remote_dst else (to, source + delta)
+    unit = np.dtype(f"u{size}")
+    target = memory.view(to, unit, (rows, cols), (to_stride * size, size))
+    origin = memory.view(source, unit, (rows, cols), (source_stride * size, size))
+    if num_pids == 1:
+        target[...] = origin
+        return
+    height, width = block
+    across = -(-cols // width)
+    for tile in range(pid, -(-rows // height) * across, num_pids):
+        r, c = tile // across * height, tile % across * width
+        target[r : r + height, c : c + width] = origin[r : r + height, c : c + width]
+
+
+def put_2d(dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1, BLOCK_M=16, BLOCK_N=256):
+    block = _value(BLOCK_M), _value(BLOCK_N)
+    _copy_2d("put_2d", dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, block, True)
+
+
+def get_2d(dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1, BLOCK_M=16, BLOCK_N=256):
+    block = _value(BLOCK_M), _value(BLOCK_N)
+    _copy_2d("get_2d", dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, block, False)
+
+
+def put_signal(dst, src, n, sig, peer, ctx, value=1, op="set", pid=0, num_pids=1, BLOCK=1024):
+    put(dst, src, n, peer, ctx, pid, num_pids, BLOCK)
+    notify(sig, peer, ctx, value, op)
+
+
+# -- signals
+
+
+def _signal(word, sig):
+    """(address, numpy dtype, ctype) of a signal in this rank's heap, checked."""
+    if not isinstance(sig, tl.tensor) or not sig.type.is_ptr():
+        raise SymmetricAccessError(f"{word}: sig must be a scalar pointer, got {sig!r} ({scheduler.place()})")
+    name = sig.dtype.element_ty.name
+    if name not in SIGNAL_TYPES:
+        raise UnsupportedError(f"{word}: signals are int32 or int64, not {name} ({scheduler.place()})")
+    address, dtype = int(sig.handle.data.item()), np.dtype(name)
+    if address % dtype.itemsize:
+        raise SymmetricAccessError(
+            f"{word}: misaligned signal: address {address:#x} is not a multiple of {dtype.itemsize} bytes "
+            f"({scheduler.place()})"
+        )
+    memory.check_symmetric(address, address + dtype.itemsize, word)
+    return address, dtype, ctypes_of[name]
+
+
+def notify(sig, peer, ctx, value=1, op="set"):
+    address, dtype, _ = _signal("notify", sig)
+    op = _value(op)
+    if op not in ("set", "add"):
+        raise UnsupportedError(f'notify: op is "set" or "add", not {op!r} ({scheduler.place()})')
+    delta = _delta(peer, _table(ctx))
+    scheduler.moved()
+    handles.atomic("xchg" if op == "set" else "add", address + delta, _value(value), dtype)
+
+
+def _compare_name(word, cmp):
+    cmp = _value(cmp)
+    if cmp not in COMPARE:
+        raise UnsupportedError(f"{word}: cmp is one of {', '.join(sorted(COMPARE))}, not {cmp!r} ({scheduler.place()})")
+    return cmp
+
+
+def wait(sig, value, ctx, cmp="ge", n=1):
+    address, dtype, ctype = _signal("wait", sig)
+    cmp, value = _compare_name("wait", cmp), _value(value)
+    _table(ctx)
+    seen = value
+    for i in range(_value(n)):
+        signal = address + i * context.SIGNAL_BYTES
+        memory.check_symmetric(signal, signal + dtype.itemsize, "wait")
+        scheduler.moved()
+        over = Wait(signal, ctype, cmp, value)
+        scheduler.block(over)
+        handles.atomic("add", signal, 0, dtype)  # acquire
+        seen = over.hit
+    return handles.tensor_of(handles.scalar_handle(seen, sig.dtype.element_ty))
+
+
+def test(sig, value, ctx, cmp="ge"):
+    address, dtype, ctype = _signal("test", sig)
+    cmp = _compare_name("test", cmp)
+    _table(ctx)
+    seen = handles.atomic("add", address, 0, dtype)
+    hit = COMPARE[cmp](seen, _value(value))
+    if hit:
+        scheduler.moved()
+    else:
+        scheduler.poll(address, ctype, seen)
+    return handles.tensor_of(handles.scalar_handle(hit, tl.int1))
+
+
+def consume_token(x, token):
+    return x
+
+
+def fence(ctx):
+    _table(ctx)
+    scheduler.moved()
+
+
+quiet = fence
+
+
+# -- remote atomics
+
+
+def _atomic(word, ptr, value, peer, ctx, mask):
+    name = ptr.dtype.element_ty.name if isinstance(ptr, tl.tensor) and ptr.dtype.is_ptr() else repr(ptr)
+    if name not in ATOMIC_TYPES:
+        raise UnsupportedError(
+            f"{word}: remote atomics work on {', '.join(ATOMIC_TYPES)}, not {name} ({scheduler.place()})"
+        )
+    call = getattr(tl, word)
+    return call(symm_at(ptr, peer, ctx), value, mask=mask, sem="acq_rel", scope="sys")
+
+
+def atomic_add(ptr, value, peer, ctx, mask=None):
+    return _atomic("atomic_add", ptr, value, peer, ctx, mask)
+
+
+def atomic_max(ptr, value, peer, ctx, mask=None):
+    return _atomic("atomic_max", ptr, value, peer, ctx, mask)
+
+
+def atomic_min(ptr, value, peer, ctx, mask=None):
+    return _atomic("atomic_min", ptr, value, peer, ctx, mask)
+
+
+def atomic_xchg(ptr, value, peer, ctx, mask=None):
+    return _atomic("atomic_xchg", ptr, value, peer, ctx, mask)
+
+
+def atomic_cas(ptr, compare, value, peer, ctx):
+    name = ptr.dtype.element_ty.name
+    if name not in ("int32", "int64", "uint32", "uint64"):
+        raise UnsupportedError(f"atomic_cas: works on 32- and 64-bit integers, not {name} ({scheduler.place()})")
+    compare, value = (tl.cast(x, ptr.dtype.element_ty) for x in (compare, value))
+    if ptr.type.is_block():
+        compare, value = (tl.broadcast_to(x, ptr.shape) for x in (compare, value))
+    return tl.atomic_cas(symm_at(ptr, peer, ctx), compare, value, sem="acq_rel", scope="sys")
