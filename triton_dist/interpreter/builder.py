@@ -125,6 +125,11 @@ class Builder(stock.InterpreterBuilder):
         a, b = form_of(lhs, Rectangle), form_of(rhs, Rectangle)
         return Block(a.intersect(b), lhs.dtype) if a and b else self.binary_op(lhs, rhs, np.bitwise_and)
 
+    def create_select(self, cond, lhs, rhs):
+        if lhs.data.dtype != rhs.data.dtype:  # Triton 3.6's atomic_min of floats: int64 and uint64, float64 to numpy
+            rhs = Handle(rhs.data.astype(lhs.data.dtype), lhs.dtype)
+        return super().create_select(cond, lhs, rhs)
+
     def create_addptr(self, ptr, offset):
         a, b = form_of(ptr), form_of(offset)
         if a and b:
