@@ -3,6 +3,7 @@
 One host through the CUDA backend; several through torch's NVSHMEM backend (`symm_mem.set_backend("NVSHMEM")` before
 init)."""
 
+import datetime
 import itertools
 import os
 
@@ -57,9 +58,10 @@ class Heap:
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         self.descriptor = {"process": processes.identity(), "device": str(getattr(properties, "uuid", self.device))}
-        self.handle = self.control = self._tensors = None
+        self.handle = self.control = self._tensors = self._group = None
 
     def connect(self, descriptors, store, timeout):
+        from torch._C import _distributed_c10d as c10d
         from torch.distributed import _symmetric_memory as symmetric
         from torch.distributed._symmetric_memory import _SymmetricMemory
 
@@ -74,8 +76,14 @@ class Heap:
                     -1,
                 )
             seen[place] = rank
-        # a group of our own: the user's process groups, if any, are left alone
+        # A group of our own, over the CPU alone: the user's process groups, if any, are left alone. torch 2.11 takes
+        # rank, size and store from the registered group, older ones from the group info.
         name = f"triton_dist.{next(_group)}"
+        self._group = c10d.ProcessGroup(store, self.rank, self.n_ranks)
+        gloo = c10d.ProcessGroupGloo(store, self.rank, self.n_ranks, datetime.timedelta(seconds=timeout))
+        self._group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
+        self._group._set_group_name(name)
+        c10d._register_process_group(name, self._group)
         _SymmetricMemory.set_group_info(name, self.rank, self.n_ranks, store)
         # what symm_mem.empty does without its memory pool, which could place us inside a shared segment
         memory = _SymmetricMemory.empty_strided_p2p((self.nbytes,), (1,), torch.uint8, self.device)
@@ -158,4 +166,8 @@ class Heap:
         if self.control:
             torch.cuda.synchronize(self.device)
             self.control.close()
-        self.handle = self.control = self._tensors = None
+        if self._group is not None:
+            from torch._C import _distributed_c10d as c10d
+
+            c10d._unregister_process_group(self._group.group_name)
+        self.handle = self.control = self._tensors = self._group = None
