@@ -29,7 +29,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @triton.jit
-def _put_chunk(a, staging, ready, done, M, K, r, past, ctx, CHUNK_M: tl.constexpr, NUM_BUFFERS: tl.constexpr):
+def _put_chunk(
+    a, staging, ready, done, M, K, r, past, ctx,
+    CHUNK_M: tl.constexpr, NUM_BUFFERS: tl.constexpr, COPY_BLOCK: tl.constexpr,
+):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
@@ -41,7 +44,8 @@ def _put_chunk(a, staging, ready, done, M, K, r, past, ctx, CHUNK_M: tl.constexp
         token = dl.wait(dl.signal_at(done, buffer * world + peer), uses * programs, ctx)
         dst = dl.consume_token(staging + slot, token)
         sig = dl.signal_at(ready, buffer * world + me)
-        dl.put_signal(dst, a + start, tl.cast(rows, tl.int64) * K, sig, peer, ctx, 1, "add", pid, programs)
+        n = tl.cast(rows, tl.int64) * K
+        dl.put_signal(dst, a + start, n, sig, peer, ctx, 1, "add", pid, programs, COPY_BLOCK)
 
 
 @triton.jit
@@ -75,7 +79,7 @@ def _tile(
 def allgather_gemm_kernel(
     a, b, c, staging, ready, done, epochs, M, N, K, stride_bk, stride_bn, stride_cm, ctx,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    CHUNK_M: tl.constexpr, NUM_BUFFERS: tl.constexpr, EVEN_K: tl.constexpr,
+    CHUNK_M: tl.constexpr, NUM_BUFFERS: tl.constexpr, COPY_BLOCK: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -84,11 +88,11 @@ def allgather_gemm_kernel(
     tiles_n = tl.cdiv(N, BLOCK_N)
 
     if rounds > 0:
-        _put_chunk(a, staging, ready, done, M, K, 0, past, ctx, CHUNK_M, NUM_BUFFERS)
+        _put_chunk(a, staging, ready, done, M, K, 0, past, ctx, CHUNK_M, NUM_BUFFERS, COPY_BLOCK)
     r = 0
     while r < rounds:
         if r + 1 < rounds:
-            _put_chunk(a, staging, ready, done, M, K, r + 1, past, ctx, CHUNK_M, NUM_BUFFERS)
+            _put_chunk(a, staging, ready, done, M, K, r + 1, past, ctx, CHUNK_M, NUM_BUFFERS, COPY_BLOCK)
         buffer, uses = (past + r) % NUM_BUFFERS, (past + r) // NUM_BUFFERS
         first_row = tl.cast(r * CHUNK_M, tl.int64)
         rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
@@ -124,14 +128,13 @@ def reference(a, b, group=None):
 def default_config(dtype):
     """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
-    if triton_dist.backend == "cpu":
-        tiles = dict(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024, GROUP_M=8, CHUNK_M=512, NUM_BUFFERS=2)
-        return tiles, 2
+    tiles = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, CHUNK_M=512, NUM_BUFFERS=2, COPY_BLOCK=4096)
+    if triton_dist.backend == "cpu":  # an interpreter likes few programs and large tiles
+        return {**tiles, "BLOCK_M": 512, "BLOCK_N": 512, "BLOCK_K": 1024}, 2
     if triton_dist.backend == "nvidia":
         programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        tile_k = 64 if dtype.itemsize == 2 else 32
-        return dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=tile_k, GROUP_M=8, CHUNK_M=512, NUM_BUFFERS=2), programs
-    return dict(BLOCK_M=128, BLOCK_N=256, BLOCK_K=64, GROUP_M=8, CHUNK_M=512, NUM_BUFFERS=2), 20
+        return {**tiles, "BLOCK_K": 64 if dtype.itemsize == 2 else 32}, programs
+    return {**tiles, "BLOCK_N": 256}, 20
 
 
 class AllGatherGemmContext:

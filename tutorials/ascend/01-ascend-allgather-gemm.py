@@ -97,9 +97,11 @@ def put_chunk(
         # The slot is free when all programs of the peer have finished the round that used it last.
         token = dl.wait(dl.signal_at(done_ptr, buffer * world + peer), uses * programs, ctx)
         free = dl.consume_token(dst, token)  # costs nothing; it says what the wait was for
-        # All programs share the copy; each of them adds one to the peer's signal after its own part.
+        # All programs share the copy, 4096 elements at a time in turn (enough for 16 bytes or more a thread of a GPU);
+        # each of them adds one to the peer's signal after its own part.
         sig = dl.signal_at(ready_ptr, slot)
-        dl.put_signal(free, src, tl.cast(rows, tl.int64) * K, sig, peer, ctx, 1, "add", pid, programs)
+        n = tl.cast(rows, tl.int64) * K
+        dl.put_signal(free, src, n, sig, peer, ctx, 1, "add", pid, programs, 4096)
 
 
 @triton.jit
