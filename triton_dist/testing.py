@@ -33,6 +33,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 GRACE_S = 5.0  # after a rank has failed, the others have this long to tell what they saw
 ABORT_S = 2.0  # a hung rank has this long to write its stacks
+_MAIN = "_ranks_main"  # a script's name in the ranks: not "__main__", or it would start all over
 OUTPUT_TAIL = 6000  # characters of a rank's output in a report
 
 
@@ -71,6 +72,8 @@ class Ranks:
     """
 
     def __init__(self, world_size, env=None):
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}: give 1 or more ranks")
         self.world_size, self.env = world_size, dict(env or {})
         self.outputs = []
         self._workers = []
@@ -91,6 +94,8 @@ class Ranks:
         finalized after; init=False leaves that to the function."""
         self._start(timeout)
         meeting = os.memfd_create("triton_dist.testing")  # a FileStore that nobody has to delete
+        if fn.__module__ == "__main__":
+            sys.modules.setdefault(_MAIN, sys.modules["__main__"])  # what the ranks call this script: for its classes
         task = {"fn": _name_of(fn), "init": init, "heap_bytes": heap_bytes, "port": self._workers[0].port}
         task["meeting"] = f"/proc/{os.getpid()}/fd/{meeting}"
         blob = _dumps(args)
@@ -387,7 +392,8 @@ def _run(task, blob):
 
 def _find(name, path, attribute):
     """The function, from its module: imported by name where that finds the same file, else from the file itself."""
-    name = "_ranks_main" if name == "__main__" else name
+    script = name == "__main__"
+    name = _MAIN if script else name
     module = sys.modules.get(name)
     if module is None or os.path.abspath(getattr(module, "__file__", None) or "") != path:
         try:
@@ -401,4 +407,6 @@ def _find(name, path, attribute):
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             spec.loader.exec_module(module)
+    if script:
+        sys.modules["__main__"] = module  # arguments of the script's own classes name it so
     return getattr(module, attribute)

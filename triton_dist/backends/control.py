@@ -28,8 +28,8 @@ class Control:
         self.arrivals = flat[:board].view(np.int64)[: MAX_TEAMS * world].reshape(MAX_TEAMS, world)
         self.slots = flat[slots : slots + world * 3 * SLOT].reshape(world, 3, SLOT)
         self.rank, self.turn, self.address = rank, 0, address
-        self.board = Board(memoryview(self.memory)[board:slots], rank, world, lambda: self.lost())
-        self.lost = lambda: []  # until the peers' processes are known
+        nobody = list  # until the peers' processes are known
+        self.board = Board(memoryview(self.memory)[board:slots], rank, world, nobody)
         self.board.host()
 
     @staticmethod
@@ -67,11 +67,7 @@ class Control:
 
     def wait(self, ready, describe, timeout, retract=lambda: None):
         """board.wait; `retract` is called before an error leaves."""
-        try:
-            self.board.wait(ready, describe, timeout)
-        except BaseException:
-            retract()
-            raise
+        self.board.wait(ready, describe, timeout, undo=retract)
 
     def exchange(self, team, text, describe, timeout):
         """Every member's text, in team order."""

@@ -76,7 +76,7 @@ class Heap:
         self._tensors = [segments.tensor(reservation.array(base, self.nbytes)) for base in self.bases]
         self.control = Control(reservation, address, self.rank, self.n_ranks)
         self.peers = processes.Peers(self.rank, [one["process"] for one in descriptors])
-        self.control.lost = self.peers.lost
+        self.control.board.lost = self.peers.lost
         interpreter.attach(self.control.board)
 
     def _map(self, reservation, place, nbytes, rank, process, segment, own):
@@ -100,6 +100,9 @@ class Heap:
 
     def exchange(self, team, text, describe, timeout=None):
         return self.control.exchange(team, text, describe, timeout)
+
+    def limit_waits(self, seconds):
+        self.control.board.limit = seconds
 
     def counter(self, team_id):
         return int(self.control.arrivals[team_id, self.rank])

@@ -32,11 +32,12 @@ class Affine:
         return info.min <= low and high <= info.max
 
     def array(self, dtype):
-        out = np.asarray(self.base, np.int64)  # addresses of user space fit
+        out = np.asarray(self.base % (1 << 64), np.uint64)  # modulo 2^64, which every integer type wraps to
         for axis, (stride, extent) in enumerate(zip(self.strides, self.shape)):
-            line = np.arange(extent, dtype=np.int64) * stride
-            out = out + line.reshape([-1 if k == axis else 1 for k in range(len(self.shape))])
-        return out.astype(dtype, copy=False)
+            if stride and extent > 1:
+                line = np.arange(extent, dtype=np.uint64) * np.uint64(stride % (1 << 64))
+                out = out + line.reshape([-1 if k == axis else 1 for k in range(len(self.shape))])
+        return np.array(np.broadcast_to(out, self.shape).astype(dtype))
 
     def constant(self):
         """The value when all elements are alike, else None."""

@@ -10,6 +10,7 @@ no rank computes anything for seconds, a warning with the same report is printed
 
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -59,6 +60,8 @@ class Board:
         self.rank, self.world, self.lost = rank, world, lost
         self.row = self.head[rank]
         self.row[PID] = os.getpid()
+        self.limit = None  # seconds that a wait may last; None: wait_timeout()
+        self.alone = lambda: threading.active_count() == 1  # another thread of this process could send a signal
 
     # -- what this rank does now
     def _enter(self, state, text=None):
@@ -82,102 +85,121 @@ class Board:
         self._enter(FAILED, text)
 
     # -- waiting
-    def wait(self, ready, describe, timeout=None, respin=None, since=None):
-        """Returns when `ready()`; raises DeadlockError, PeerLostError or WaitTimeoutError.
+    def wait(self, ready, describe, timeout=None, loops=None, since=None, undo=lambda: None):
+        """Returns when `ready()`; raises DeadlockError, PeerLostError or WaitTimeoutError, after `undo()`.
 
-        `describe()` gives this rank's part of a report. `respin()` re-runs user-written poll loops; it returns True when
-        one of them moved on (this wait then returns), None while their verdict is still open, False when they are as
-        good as blocked. `since` is when the work that waits began (time.monotonic_ns), for blaming a failed peer.
+        `describe()` gives this rank's part of a report. `loops` are poll loops written by the user: `due()` whether they
+        are to run again, `rerun()` does so and tells whether one moved on (this wait then returns), `settled()` whether
+        all are as good as blocked. `since` is when the work that waits began (time.monotonic_ns), for blaming a failed
+        peer.
         """
-        start = time.monotonic()
         since = since or time.monotonic_ns()
-        before, published, snapshot, last_lost = int(self.row[STATE]), False, None, start
-        ticks, warned = None, False
-        limit = wait_timeout() if timeout is None else timeout
+        before, self.published = int(self.row[STATE]), False
+        limit = timeout or self.limit or wait_timeout()
         try:
-            while True:
-                done = ready()
-                if published and self.row[VERDICT] == self.row[EPOCH]:
-                    # looked at after `ready`: a rank that has raised the verdict may go on and release this one, but all
-                    # ranks end alike
-                    raise self._deadlock()
-                if done:
-                    return
-                now = time.monotonic()
-                waited = now - start
-                provable = True
-                if respin is not None:
-                    if published:
-                        self.row[STATE] = RUNNING
-                    moved = respin()
-                    if moved:
-                        return
-                    provable = moved is False
-                    if published:
-                        self.row[STATE] = BLOCKED
-                if waited > QUIET_S:
-                    if not published and provable:
-                        self._enter(BLOCKED, describe())
-                        published = True
-                    if published:
-                        self.row[POLLS] += 1
-                        snapshot = self._prove(snapshot)
-                    if now - last_lost > LOST_CHECK_S:
-                        last_lost = now
-                        try:
-                            self._check_peers(since, describe)
-                        except PeerLostError:
-                            if ready():  # it was the last to come, went on and ended between two looks
-                                return
-                            raise
-                        if ticks is None and waited > IDLE_FROM_S:
-                            ticks = self._others_ticks()
-                        elif not warned and waited > IDLE_WARN_S:
-                            warned = True
-                            self._warn_if_idle(ticks, waited, describe)
-                    if waited > limit:
-                        raise WaitTimeoutError(
-                            f"rank {self.rank}: a wait lasted longer than {limit:g} s "
-                            "(TRITON_DIST_WAIT_TIMEOUT sets the limit)\n" + self.report(describe())
-                        )
-                time.sleep(0 if waited < 2e-4 else 2e-5 if waited < 1 else 5e-4)
+            self._wait(ready, describe, limit, loops, since)
+        except BaseException:
+            undo()
+            raise
         finally:
-            if published:
-                self._enter(before)
+            if self.published:
+                # who has met the others again is no longer the rank whose kernel failed
+                self._enter(HOST if before == FAILED else before)
+
+    def _wait(self, ready, describe, limit, loops, since):
+        start = last_lost = time.monotonic()
+        snapshot, ticks, warned = None, None, False
+        while True:
+            done = ready()
+            if self.published and self.row[VERDICT] == self.row[EPOCH]:
+                # looked at after `ready`: a rank that has raised the verdict may go on and release this one, but all
+                # ranks end alike
+                raise self._deadlock()
+            if done:
+                return
+            now = time.monotonic()
+            waited = now - start
+            looked = provable = True
+            if loops is not None:
+                looked = loops.due()
+                if looked:
+                    if self.published:
+                        self.row[STATE] = RUNNING
+                    if loops.rerun():
+                        return
+                    if self.published:
+                        self.row[STATE] = BLOCKED
+                provable = loops.settled()
+            if waited > QUIET_S:
+                if not self.published and provable and self.alone():
+                    self._enter(BLOCKED, describe())
+                    self.published = True
+                if self.published:
+                    self.row[POLLS] += looked
+                    snapshot = self._prove(snapshot)
+                if now - last_lost > LOST_CHECK_S:
+                    last_lost = now
+                    try:
+                        self._check_peers(since, describe)
+                    except PeerLostError:
+                        if ready():  # it was the last to come, went on and ended between two looks
+                            return
+                        raise
+                    if ticks is None and waited > IDLE_FROM_S:
+                        ticks = self._others_ticks()
+                    elif not warned and waited > IDLE_WARN_S:
+                        warned = True
+                        self._warn_if_idle(ticks, waited, limit, describe)
+                if waited > limit:
+                    text = self.report(describe())
+                    if ready():
+                        return
+                    raise WaitTimeoutError(
+                        f"rank {self.rank}: a wait lasted longer than {limit:g} s (TRITON_DIST_WAIT_TIMEOUT sets the limit)\n"
+                        + text
+                    )
+            time.sleep(0 if waited < 2e-4 or not provable else 2e-5 if waited < 1 else 5e-4)
 
     def _prove(self, snapshot):
-        head = self.head[:, :5].copy()
-        if not (head[:, STATE] == BLOCKED).all():
+        """Proof by two looks. The first reads the states, then the polls; the second the polls, then the states: so the
+        polls between them fell wholly into a time in which all were blocked."""
+        polls = self.head[:, POLLS].copy()
+        states, epochs = self.head[:, STATE].copy(), self.head[:, EPOCH].copy()
+        if not (states == BLOCKED).all():
             return None
-        if snapshot is None or (snapshot[:, EPOCH] != head[:, EPOCH]).any():
-            return head
-        if (head[:, POLLS] >= snapshot[:, POLLS] + 2).all():
+        if snapshot is None or (snapshot[0] != epochs).any():
+            return epochs, self.head[:, POLLS].copy()
+        if (polls >= snapshot[1] + 2).all():
             # One rank writes the report, before anybody raises: who has raised may be somewhere else a moment later. It
             # stands until every rank has read it, for only when all are blocked again can another verdict follow.
-            claim = int(head[:, EPOCH].sum())
+            claim = int(epochs.sum())
             if atomic("xchg", self.verdict.ctypes.data + 8, claim, np.int64) != claim:
                 data = self.report().encode(errors="replace")[: VERDICT_BYTES - VERDICT_HEAD]
                 self.verdict[VERDICT_HEAD : VERDICT_HEAD + len(data)] = np.frombuffer(data, np.uint8)
                 self.verdict[:8].view(np.int64)[0] = len(data)
-                self.head[:, VERDICT] = head[:, EPOCH]
+                self.head[:, VERDICT] = epochs
                 raise self._deadlock()
         return snapshot
 
     def _deadlock(self):
         length = int(self.verdict[:8].view(np.int64)[0])
+        text = bytes(self.verdict[VERDICT_HEAD : VERDICT_HEAD + length]).decode(errors="replace")
+        headline = "every rank is blocked and no signal can change any more"
+        if ": polls " in text:
+            headline = "every rank is blocked, or polls words that stay the same, thousands of times over"
         return DeadlockError(
-            f"rank {self.rank}: deadlock: every rank is blocked and no signal can change any more\n"
-            + bytes(self.verdict[VERDICT_HEAD : VERDICT_HEAD + length]).decode(errors="replace")
-            + "\n  Look for a notify that was never sent, sent to another rank or index, or sent with a smaller value."
+            f"rank {self.rank}: deadlock: {headline}\n{text}\n"
+            "  Look for a notify that was never sent, sent to another rank or index, or sent with a smaller value."
         )
+
+    def raise_lost(self, lost, own):
+        names = "; ".join(f"rank {rank} {reason}" for rank, reason in lost)
+        raise PeerLostError(f"rank {self.rank}: a peer is gone while this rank waits for it: {names}\n{self.report(own)}")
 
     def _check_peers(self, since, describe):
         lost = self.lost()
         if lost:
-            names = "; ".join(f"rank {rank} {reason}" for rank, reason in lost)
-            raise PeerLostError(
-                f"rank {self.rank}: a peer is gone while this rank waits for it: {names}\n{self.report(describe())}"
-            )
+            self.raise_lost(lost, describe())
         now = time.monotonic_ns()
         for rank, row in enumerate(self.head):
             grace = FAILED_GRACE_S if row[SINCE] > since else FAILED_BEFORE_GRACE_S
@@ -199,12 +221,12 @@ class Board:
                     pass
         return used
 
-    def _warn_if_idle(self, before, waited, describe):
+    def _warn_if_idle(self, before, waited, limit, describe):
         now = self._others_ticks()
         if now.keys() == before.keys() and all(now[rank] - before[rank] <= 5 for rank in now):
             print(
                 f"[WARN] triton_dist: rank {self.rank} has waited {waited:.0f} s, and no rank computes anything. If nobody "
-                f"is to wake it, this is a hang; the wait ends after {wait_timeout():g} s (TRITON_DIST_WAIT_TIMEOUT).\n"
+                f"is to wake it, this is a hang; the wait ends after {limit:g} s (TRITON_DIST_WAIT_TIMEOUT).\n"
                 + self.report(describe()),
                 file=sys.stderr,
                 flush=True,

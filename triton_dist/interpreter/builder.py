@@ -3,6 +3,7 @@
 `*policy` absorbs the cache arguments, which differ between Triton 3.6 and 3.9.
 """
 
+import math
 import time
 
 import numpy as np
@@ -16,8 +17,16 @@ from .handles import FORMS, Block, Handle, form_of, np_dtype
 from .scheduler import Wait, ctypes_of, scheduler
 
 _CODED = numerics.CODED
-_POLL_LANES = 64  # a volatile load of at most so many lanes counts as a poll
-_PATIENCE = 50  # a plain scalar load counts as a poll after so many equal reads
+_POLL_LANES = 64  # a volatile load or idle atomic of at most so many lanes counts as a poll
+_PATIENCE = 50  # plain scalar loads count as a poll loop after so many equal reads
+
+
+_ADDITIVE = {stock.ir.ATOMIC_OP.ADD, stock.ir.ATOMIC_OP.FADD, stock.ir.ATOMIC_OP.OR, stock.ir.ATOMIC_OP.XOR}
+
+
+def _words(addresses, values):
+    """address -> bytes of lanes that were read."""
+    return {address: value.tobytes() for address, value in zip(addresses.ravel().tolist(), values.ravel())}
 
 
 def _volatile(policy, named):
@@ -134,7 +143,10 @@ class Builder(stock.InterpreterBuilder):
         a, b = form_of(ptr), form_of(offset)
         if a and b:
             size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
-            return Block(a.plus(b.scale(size)), ptr.dtype)
+            form = a.plus(b.scale(size))
+            low, high = form.bounds()
+            if 0 <= low and high < 1 << 63:
+                return Block(form, ptr.dtype)
         return super().create_addptr(ptr, offset)
 
     def create_int_cast(self, src, dst_type, is_signed):
@@ -145,7 +157,7 @@ class Builder(stock.InterpreterBuilder):
 
     def create_bitcast(self, src, dst_type):
         form = form_of(src)
-        if form and form.fits(np_dtype(dst_type.scalar)) and src.dtype.is_ptr() != dst_type.scalar.is_ptr():
+        if form and src.dtype.is_ptr() != dst_type.scalar.is_ptr() and form.fits(np_dtype(dst_type.scalar)):
             return Block(form, dst_type.scalar)
         return super().create_bitcast(src, dst_type)
 
@@ -169,11 +181,18 @@ class Builder(stock.InterpreterBuilder):
 
     def binary_op(self, lhs, rhs, op):
         if _coded(lhs) and not op.__name__.startswith("bitwise"):
-            out = op(_wide(lhs).data, _wide(rhs).data)
-            return Handle(out, tl.int1) if out.dtype == np.bool_ else _narrow(Handle(out, tl.float32), lhs.dtype.scalar)
-        return super().binary_op(lhs, rhs, op)
+            out = Handle(op(_wide(lhs).data, _wide(rhs).data), tl.float32)
+        else:
+            out = super().binary_op(lhs, rhs, op)
+        if out.data.dtype == np.bool_:
+            # The stock interpreter gives a comparison the type of its operands; a splat of it would be a block of integers.
+            return Handle(out.data, tl.int1)
+        if lhs.dtype.scalar.is_floating():
+            scheduler.moved()
+        return _narrow(out, lhs.dtype.scalar) if _coded(lhs) and out.dtype == tl.float32 else out
 
     def unary_op(self, arg, op):
+        scheduler.moved()
         if _coded(arg):
             return _narrow(Handle(op(_wide(arg).data), tl.float32), arg.dtype.scalar)
         return super().unary_op(arg, op)
@@ -218,6 +237,7 @@ class Builder(stock.InterpreterBuilder):
         return self.cast_impl(src, dst_type) if exact and known else super().create_fp_to_fp(src, dst_type, rounding_mode)
 
     def create_dot(self, a, b, d, *precision):
+        scheduler.moved()
         out_type = d.dtype.scalar
         if out_type.is_int():
             out = numerics.matmul(a.data, b.data) + d.data
@@ -260,14 +280,16 @@ class Builder(stock.InterpreterBuilder):
         return Handle(out, element)
 
     def _note_load(self, form, rectangle, element, out, volatile):
+        """Tells the scheduler what was read: one word, or a few by a volatile load, may be a look at a signal."""
         if scheduler.current is None:
             return
-        ctype = ctypes_of.get(element.name)
-        scalar = out.size == 1 and (rectangle is None or rectangle.full())
-        if ctype and (scalar or (volatile and out.size <= _POLL_LANES)):
-            scheduler.poll(form.base, ctype, out.flat[0].item(), 1 if volatile else _PATIENCE)
-        else:
+        part = form if rectangle is None else form.part(rectangle)
+        lanes = math.prod(part.shape)
+        if lanes > (_POLL_LANES if volatile else 1):
             scheduler.moved()
+        elif lanes:
+            seen = out if rectangle is None else out[rectangle.slices()]
+            scheduler.poll(_words(part.array(np.uint64), seen), element.name, 1 if volatile else _PATIENCE)
 
     def _store(self, ptrs, value, mask):
         scheduler.moved()
@@ -317,7 +339,8 @@ class Builder(stock.InterpreterBuilder):
     def create_descriptor_store(self, desc, value, indices, *policy):
         scheduler.moved()
         form, rectangle = self._box(desc, indices)
-        memory.store_affine(form, rectangle, value.data)
+        if not memory.store_affine(form, rectangle, value.data):
+            raise SymmetricAccessError(f"tensor descriptor: a store with a stride of 0 ({scheduler.place()})")
 
     # -- atomics
     def _check_atomic(self, ptr, mask):
@@ -339,10 +362,11 @@ class Builder(stock.InterpreterBuilder):
             )
         memory.check_lanes(lanes, size, "atomic")
 
-    def _note_atomic(self, ptr, out, idle):
-        ctype = ctypes_of.get(ptr.get_element_ty().name)
-        if idle and ctype and ptr.data.size == 1 and scheduler.current is not None:
-            scheduler.poll(int(ptr.data.flat[0]), ctype, out.data.flat[0].item())
+    def _note_atomic(self, ptr, mask, out, idle):
+        lanes = ptr.data if mask is None else ptr.data[np.broadcast_to(mask.data, ptr.data.shape)]
+        if idle and scheduler.current is not None and 0 < lanes.size <= _POLL_LANES:
+            seen = out.data if mask is None else out.data[np.broadcast_to(mask.data, ptr.data.shape)]
+            scheduler.poll(_words(lanes, seen), ptr.get_element_ty().name)
         else:
             scheduler.moved()
         return out
@@ -355,14 +379,13 @@ class Builder(stock.InterpreterBuilder):
         given = Handle(val.data.view(np_dtype(bits)), bits) if bits else val
         out = super().create_atomic_rmw(op, ptr, given, mask, sem, scope)
         out = Handle(out.data.view(np_dtype(element)), element) if bits else out
-        writes = op in (stock.ir.ATOMIC_OP.XCHG, stock.ir.ATOMIC_OP.AND)
-        return self._note_atomic(ptr, out, idle=not writes and not val.data.any())
+        return self._note_atomic(ptr, mask, out, idle=op in _ADDITIVE and not val.data.any())
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
         self._check_atomic(ptr, None)
         out = super().create_atomic_cas(ptr, cmp, val, sem, scope)
         failed = bool((out.data != cmp.data).all() or (cmp.data == val.data).all())
-        return self._note_atomic(ptr, out, idle=failed)
+        return self._note_atomic(ptr, None, out, idle=failed)
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         self._check_atomic(ptr, None)

@@ -101,7 +101,7 @@ class Launcher(stock.GridExecutor):
         bound = inspect.getcallargs(self.fn, *args, **kwargs)
         for name, arg in bound.items():
             _check_on_cpu(name, arg)
-        with _Language.patch():
+        with scheduler.lock, _Language.patch():
             values = {k: v if k in self.constexprs else stock.argument_value(v) for k, v in bound.items()}
             grid = self.grid(values) if callable(self.grid) else self.grid
             grid = tuple(int(n) for n in (grid if isinstance(grid, (tuple, list)) else (grid,)))

@@ -57,6 +57,18 @@ def check(low, high, what):
     raise SymmetricAccessError(f"{what} at {heap.describe(low)} ({scheduler.place()})")
 
 
+def _check_form(form, itemsize, what):
+    low, high = form.bounds()
+    try:
+        check(low, high + itemsize, what)
+    except SymmetricAccessError as error:
+        # evenly spaced lanes may lie in the memory of several ranks
+        try:
+            check_lanes(form.array(np.uint64).ravel(), itemsize, what)
+        except SymmetricAccessError:
+            raise error from None
+
+
 def check_lanes(addresses, itemsize, what):
     """The same for a block of unrelated addresses (already without the masked ones)."""
     heap = context.heap_map
@@ -97,8 +109,7 @@ def check_symmetric(low, high, what, rank=None):
 def load_affine(form, rectangle, dtype, other):
     """Reads an Affine block of addresses inside `rectangle` (None: all of it); `other` fills the rest (None: zeros)."""
     if rectangle is None or rectangle.full():
-        low, high = form.bounds()
-        check(low, high + dtype.itemsize, "load")
+        _check_form(form, dtype.itemsize, "load")
         return view(form.base, dtype, form.shape, form.strides).copy()
     if other is None:
         out = np.zeros(form.shape, dtype)
@@ -106,8 +117,7 @@ def load_affine(form, rectangle, dtype, other):
         out = np.array(np.broadcast_to(other, form.shape), dtype)
     if not rectangle.empty():
         part = form.part(rectangle)
-        low, high = part.bounds()
-        check(low, high + dtype.itemsize, "load")
+        _check_form(part, dtype.itemsize, "load")
         out[rectangle.slices()] = view(part.base, dtype, part.shape, part.strides)
     return out
 
@@ -119,8 +129,7 @@ def store_affine(form, rectangle, value):
         return True
     if any(s == 0 and n > 1 for s, n in zip(part.strides, part.shape)):
         return False
-    low, high = part.bounds()
-    check(low, high + value.itemsize, "store")
+    _check_form(part, value.itemsize, "store")
     target = view(part.base, value.dtype, part.shape, part.strides)
     value = np.broadcast_to(value, form.shape)
     target[...] = value if rectangle is None else value[rectangle.slices()]

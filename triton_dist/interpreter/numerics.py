@@ -49,7 +49,7 @@ def encode(array, name):
 
 def cast_float(array, dtype):
     """Conversion between numpy's own floats; torch's is vectorised where numpy's fp16 is not."""
-    if np.float16 in (array.dtype, dtype) and array.dtype in _PLAIN and dtype in _PLAIN and array.size > 256:
+    if np.float16 in (array.dtype, dtype) and array.dtype in _PLAIN and dtype in _PLAIN:
         return _torch_of(array).to({2: torch.float16, 4: torch.float32, 8: torch.float64}[dtype.itemsize]).numpy()
     return array.astype(dtype)
 

@@ -28,24 +28,24 @@ COMPARE = {
 }
 SYMBOL = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
-RESPINS = 1000  # a poll loop of the user's own is called blocked after so many turns and so many seconds
-RESPIN_S = 1.0
-RESPIN_PAUSE_S = 0.02
+# A poll loop of the user's own counts as blocked after so many turns and so many seconds in which it read nothing new.
+TURNS, TURNS_S = 5_000, 1.5
+PLAIN_TURNS = 20_000  # the same for loops over loads that are not volatile, which may be no polls at all
+RERUN_S = 0.02  # settled loops are run again this often
+SLICE_S = 0.02  # a program that runs so long lets the others run, at its next access to memory
 WAKE_S = 0.001  # blocked programs are looked at this often while others run
+LOST_S = 5.0  # a kernel that only runs ends when a peer is gone so long
 SHOWN = 16  # programs named in a report
 
 
 class Wait:
-    """What a blocked program waits for. `soft` marks a poll loop of the user's own."""
+    """What a program in a wait of the library waits for."""
 
-    __slots__ = ("address", "ctype", "compare", "value", "soft", "hit")
+    __slots__ = ("address", "ctype", "compare", "value", "hit")
 
-    def __init__(self, address, ctype, compare, value, soft=False):
-        self.address, self.ctype, self.compare, self.value, self.soft = address, ctype, compare, value, soft
+    def __init__(self, address, ctype, compare, value):
+        self.address, self.ctype, self.compare, self.value = address, ctype, compare, value
         self.hit = None  # the value that ended the wait
-
-    def seen(self):
-        return self.ctype.from_address(self.address).value
 
     def ready(self):
         """True from the first look that satisfied the wait: a fast peer may have moved the word on since."""
@@ -55,13 +55,52 @@ class Wait:
                 self.hit = seen
         return self.hit is not None
 
+    def __str__(self):
+        seen = self.ctype.from_address(self.address).value
+        return f"waits for {_named(self.address)}: wants {SYMBOL[self.compare]} {self.value}, sees {seen}"
+
+
+class Poll:
+    """What a poll loop of the user's own waits for: that any word that it has read becomes another."""
+
+    __slots__ = ("words", "kind")
+
+    def __init__(self, words, kind):
+        self.words, self.kind = words, kind
+
+    def ready(self):
+        return any(ctypes.string_at(address, len(seen)) != seen for address, seen in self.words.items())
+
+    def __str__(self):
+        shown = [f"{_named(a)}, sees {_number(seen, self.kind)}" for a, seen in list(self.words.items())[:4]]
+        more = f" and {len(self.words) - 4} more" if len(self.words) > 4 else ""
+        return "polls " + "; ".join(shown) + more
+
+
+def _named(address):
+    return context.heap_map.describe(address) if context.heap_map else f"address {address:#x}"
+
+
+def _number(seen, kind):
+    ctype = ctypes_of.get(kind)
+    if ctype is None or ctypes.sizeof(ctype) != len(seen):
+        return "0x" + seen[::-1].hex()
+    return ctype.from_buffer_copy(seen).value
+
 
 class Worker:
-    __slots__ = ("index", "greenlet", "wait", "polls", "spins", "since", "moved", "where")
+    """A coroutine that runs programs. `words` is what the program has read in vain since it last did anything else:
+    address -> bytes; `turns` counts how often it has read only such words, since the time `since`."""
+
+    __slots__ = ("index", "greenlet", "wait", "words", "turns", "plain", "since", "moved", "resumed")
 
     def __init__(self):
-        self.index = self.wait = self.greenlet = self.where = None
-        self.polls, self.spins, self.since, self.moved = {}, 0, 0.0, False
+        self.index = self.wait = self.greenlet = None
+        self.words, self.turns, self.plain, self.since, self.moved, self.resumed = {}, 0, True, 0.0, False, 0.0
+
+    def settled(self, now):
+        """Whether this poll loop is as good as blocked."""
+        return self.turns >= (PLAIN_TURNS if self.plain else TURNS) and now - self.since > TURNS_S
 
 
 class Scheduler:
@@ -71,13 +110,14 @@ class Scheduler:
         self.kernel = None
         self.lock = threading.RLock()
         self.set_program = lambda index, dim: None  # tells the interpreter which program runs
-        self.switches = 0
+        self.crowded = lambda: False  # whether another program of the grid could run
 
     # -- called from inside a program
     def block(self, wait):
         worker = self.current
         if worker is None:
             raise SymmetricAccessError("a device wait was called outside of a kernel")
+        self.moved()
         if wait.ready():
             return
         worker.wait = wait
@@ -88,28 +128,38 @@ class Scheduler:
         self.current.greenlet.parent.switch()
 
     def moved(self):
-        """The running program did something other than polling."""
-        worker = self.current
-        if worker is not None and worker.polls:
-            worker.polls.clear()
-            worker.spins, worker.moved = 0, True
-
-    def poll(self, address, ctype, value, patience=1):
-        """The running program read one word. Reading the same value `patience` times more is a poll loop."""
+        """The running program did something other than polling: a store, a large load, arithmetic that a poll loop has no
+        use for. It may have to let others run now."""
         worker = self.current
         if worker is None:
             return
-        last = worker.polls.get(address)
-        if last is None or last[0] != value:
-            if len(worker.polls) > 64:
-                worker.polls.clear()
-            worker.polls[address] = (value, 1)
-            if last is not None:
-                worker.spins, worker.moved = 0, True
-        elif last[1] < patience:
-            worker.polls[address] = (value, last[1] + 1)
-        else:
-            self.block(Wait(address, ctype, "ne", value, soft=True))
+        if worker.words:
+            worker.words, worker.turns, worker.plain, worker.moved = {}, 0, True, True
+        if time.monotonic() - worker.resumed > SLICE_S and self.crowded():
+            self.pause()
+
+    def poll(self, words, kind, patience=1):
+        """The running program read `words` (address -> bytes) and nothing else. A loop that finds only what it knows, so
+        often as `patience` says, waits until a word changes."""
+        worker = self.current
+        if worker is None or not words:
+            return
+        known = worker.words
+        if any(known.get(address) != seen for address, seen in words.items()):
+            if len(known) > 256:
+                known.clear()
+            if any(address in known for address in words):
+                worker.moved = True  # a word has changed
+            known.update(words)
+            worker.turns, worker.plain = 0, worker.plain and patience > 1
+            return
+        worker.turns += 1
+        if worker.turns == 1:
+            worker.since = time.monotonic()
+        worker.plain = worker.plain and patience > 1
+        if worker.turns >= patience:
+            worker.wait = Poll(dict(known), kind)
+            worker.greenlet.parent.switch()
 
     def place(self):
         """"kernel k, program (x, y, z), file.py:12" of the running program."""
@@ -126,8 +176,10 @@ class Scheduler:
             self.kernel = kernel
             if self.board:
                 self.board.running()
+            launch = _Launch(self, run_program, grid)
+            self.crowded = launch.crowded
             try:
-                _Launch(self, run_program, grid).run()
+                launch.run()
             except BaseException as error:
                 if self.board:
                     self.board.failed(f"kernel {kernel} failed: {type(error).__name__}: {str(error)[:1000]}")
@@ -156,30 +208,55 @@ class _Launch:
         self.next = 0
         self.live, self.blocked = deque(), []
         self.since = time.monotonic_ns()
-        self.last_wake = self.last_respin = time.monotonic()
+        self.last_wake = self.last_rerun = self.last_look = time.monotonic()
+        self.lost_since = None
+
+    def crowded(self):
+        return self.next < self.programs or bool(self.live) or bool(self.blocked)
 
     def run(self):
+        paused = False
         try:
             while self.next < self.programs or self.live or self.blocked:
                 self.wake()
-                if not self.live and self.next < self.programs and len(self.blocked) < self.limit:
+                residents = len(self.live) + len(self.blocked)
+                if (paused or not self.live) and self.next < self.programs and residents < self.limit:
                     worker = Worker()
                     worker.greenlet = greenlet(lambda worker=worker: self.work(worker))
-                    self.live.append(worker)
+                    self.live.appendleft(worker)
+                paused = False
                 if not self.live:
-                    if not self.respin_all():
+                    if not self.rerun():
                         self.all_blocked()
                     continue
                 worker = self.live.popleft()
                 self.resume(worker)
-                if worker.greenlet.dead:
-                    continue
-                (self.blocked if worker.wait is not None else self.live).append(worker)
+                paused = self.file(worker)
         except BaseException:
             for worker in [*self.live, *self.blocked]:
                 if worker.greenlet and not worker.greenlet.dead:
                     worker.greenlet.throw(GreenletExit)
             raise
+
+    def file(self, worker):
+        """Puts a worker that was resumed where it belongs; True when it only let others run."""
+        if worker.greenlet.dead:
+            return False
+        (self.live if worker.wait is None else self.blocked).append(worker)
+        if worker.wait is None:
+            self.look_for_lost()
+        return worker.wait is None
+
+    def look_for_lost(self):
+        """A program that stores or counts in its poll loop waits unseen; when a peer is gone, it would for ever."""
+        now, board = time.monotonic(), self.scheduler.board
+        if board is None or now - self.last_look < 1:
+            return
+        self.last_look = now
+        lost = board.lost()
+        self.lost_since = (self.lost_since or now) if lost else None
+        if lost and now - self.lost_since > LOST_S:
+            board.raise_lost(lost, "a kernel runs on, which may wait for it")
 
     def work(self, worker):
         nx, ny, nz = self.grid
@@ -189,14 +266,13 @@ class _Launch:
             worker.index = (i // (ny * nz), i // nz % ny, i % nz)
             self.scheduler.set_program(worker.index, self.grid)
             self.run_program()
-            worker.polls.clear()
-            worker.spins = 0
+            worker.words, worker.turns, worker.plain, worker.moved = {}, 0, True, True
 
     def resume(self, worker):
         scheduler = self.scheduler
         worker.wait = None
         scheduler.current = worker
-        scheduler.switches += 1
+        worker.resumed = time.monotonic()
         if worker.index is not None:
             scheduler.set_program(worker.index, self.grid)
         try:
@@ -224,61 +300,47 @@ class _Launch:
             (self.live if worker.wait.ready() else still).append(worker)
         self.blocked = still
 
-    def respin_all(self):
-        """Gives every poll loop that may still end by itself one more turn. True when one of them got anywhere."""
-        moved = False
-        for worker in [w for w in self.blocked if w.wait.soft]:
-            now = time.monotonic()
-            worker.since = now if worker.spins == 0 else worker.since
-            worker.spins, worker.moved = worker.spins + 1, False
-            before = worker.wait
-            self.resume(worker)
-            same = (
-                not worker.greenlet.dead
-                and worker.wait is not None
-                and worker.wait.soft
-                and worker.wait.address == before.address
-                and not worker.moved
-            )
-            if same:
-                continue
-            moved = True
-            self.blocked.remove(worker)
-            if not worker.greenlet.dead:
-                (self.blocked if worker.wait is not None else self.live).append(worker)
-        return moved
+    # -- poll loops, also for Board.wait
+    def loops(self):
+        return [worker for worker in self.blocked if isinstance(worker.wait, Poll)]
 
-    def respin(self):
-        """For Board.wait: True: something moved; None: some poll loop may still end; False: all are as good as blocked."""
+    def settled(self):
         now = time.monotonic()
-        soft = [w for w in self.blocked if w.wait.soft]
-        settled = all(w.spins >= RESPINS and now - w.since > RESPIN_S for w in soft)
-        if settled and now - self.last_respin < RESPIN_PAUSE_S:
-            return False
-        self.last_respin = now
-        if self.respin_all():
-            return True
-        return False if settled else None
+        return all(worker.settled(now) for worker in self.loops())
+
+    def due(self):
+        return not self.settled() or time.monotonic() - self.last_rerun > RERUN_S
+
+    def rerun(self):
+        """Gives every poll loop one more turn: a bounded one may end. True when one of them got anywhere."""
+        self.last_rerun = time.monotonic()
+        moved = False
+        for worker in self.loops():
+            worker.moved = False
+            self.blocked.remove(worker)
+            try:
+                self.resume(worker)
+            finally:
+                self.file(worker)
+            moved |= worker.moved or worker.greenlet.dead or not isinstance(worker.wait, Poll)
+        return moved
 
     def all_blocked(self):
         """Nothing can run here: wait for another rank, or prove that nobody can move."""
         board = self.scheduler.board
-        soft = any(w.wait.soft for w in self.blocked)
+        loops = bool(self.loops())
         if board is not None:
             board.wait(
-                lambda: any(w.wait.ready() for w in self.blocked),
+                lambda: any(worker.wait.ready() for worker in self.blocked),
                 self.describe,
-                respin=self.respin if soft else None,
+                loops=self if loops else None,
                 since=self.since,
             )
             return
-        while soft:  # no other rank exists: only the poll loops themselves can move
-            verdict = self.respin()
-            if verdict:
+        while loops and not self.settled():  # no other rank exists: only the loops themselves can move
+            if self.rerun():
                 return
-            if verdict is False:
-                break
-        if not any(w.wait.ready() for w in self.blocked):
+        if not any(worker.wait.ready() for worker in self.blocked):
             raise DeadlockError(
                 f"deadlock: every program is blocked, and shmem is not initialised, so no other rank can wake one\n"
                 f"  rank {self.scheduler.rank}: {self.describe()}"
@@ -291,14 +353,8 @@ class _Launch:
             started += f" (TRITON_DIST_RESIDENT={self.limit} programs run at a time)"
         lines = [f"kernel {self.scheduler.kernel}, grid {self.grid}: {started}"]
         for worker in self.blocked[:SHOWN]:
-            wait = worker.wait
             where = source_line(worker.greenlet.gr_frame)
-            name = context.heap_map.describe(wait.address) if context.heap_map else f"address {wait.address:#x}"
-            how = "polls" if wait.soft else "waits for"
-            lines.append(
-                f"    program {worker.index} at {where}: {how} {name}: "
-                f"wants {SYMBOL[wait.compare]} {wait.value}, sees {wait.seen()}"
-            )
+            lines.append(f"    program {worker.index} at {where}: {worker.wait}")
         if len(self.blocked) > SHOWN:
             lines.append(f"    ... and {len(self.blocked) - SHOWN} more")
         return "\n".join(lines)

@@ -187,6 +187,9 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
+    Lasts for 2^31 * NUM_BUFFERS / (programs * chunks in a shard) calls, for the signals are int32 and only grow: millions.
+    Then make a new one.
+
     Symmetric memory: NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * NUM_BUFFERS * num_ranks signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
@@ -202,7 +205,11 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     unknown = set(config or {}) - set(defaults)
     if unknown:
         raise ValueError(f"create_allgather_gemm_context: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    config, programs = {**defaults, **(config or {})}, default_programs if programs is None else programs
+    for name, value in {**config, "programs": programs}.items():
+        least = 2 if name == "NUM_BUFFERS" else 1  # with one buffer every rank would wait for the others to read it first
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"create_allgather_gemm_context: {name} is {value!r}: give an integer of {least} or more")
     shmem.check_alike(
         f"create_allgather_gemm_context(M={M}, K={K}, {dtype}, config={config}, programs={programs})", team
     )

@@ -157,6 +157,8 @@ def aclshmem_free_tensor(tensor):
     """Frees a tensor of aclshmem_create_tensor or create_signals, given as such or as a view that begins where it
     begins."""
     made = world.current("aclshmem_free_tensor")
+    if not isinstance(tensor, torch.Tensor):
+        made.collective("aclshmem_free_tensor(?)", problem=f"{type(tensor).__name__} is no tensor")
     offset = _offset_of(made, tensor)
     _free("aclshmem_free_tensor", tensor.data_ptr() if offset is None else made.base + offset)
 
@@ -169,6 +171,8 @@ def peer_tensor(tensor, peer, team=codes.TEAM_WORLD):
     memory of this rank or the team has no rank `peer`."""
     call = "peer_tensor"
     made = world.current(call)
+    if not isinstance(tensor, torch.Tensor):
+        raise ShmemError(f"rank {made.rank}: peer_tensor: {type(tensor).__name__} is no tensor", codes.INVALID_PARAM)
     members = made.team(team, call).members
     place = world.as_int(peer)
     if place is None or not 0 <= place < len(members):

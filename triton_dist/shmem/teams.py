@@ -120,8 +120,10 @@ def team_split_2d(parent, x_range):
 
 def _split(made, parent, call, groups):
     """One new team for each of `groups` (world ranks); returns ids, -1 for a group that this rank is not in."""
-    said = made.collective(call, parent, extra=[sorted(made.teams), made.team_serial])
-    used = {team_id for ids, _ in said for team_id in ids}
+    mine = sum(1 << team_id for team_id in made.teams)  # as bits: 2048 numbers would not fit into an exchange
+    said = made.collective(call, parent, extra=[f"{mine:x}", made.team_serial])
+    taken = [int(bits, 16) for bits, _ in said]
+    used = {team_id for team_id in range(codes.MAX_TEAMS) if any(bits >> team_id & 1 for bits in taken)}
     free = [team_id for team_id in range(codes.MAX_TEAMS) if team_id not in used][: len(groups)]
     if len(free) < len(groups):
         raise ShmemError(

@@ -33,7 +33,7 @@ def _table(ctx):
     if not isinstance(ctx, tl.tensor) or not ctx.type.is_ptr():
         raise SymmetricAccessError(f"ctx must be the tensor of shmem.context(), got {ctx!r} ({scheduler.place()})")
     table = int(ctx.handle.data.item())
-    if _word(table, context.MAGIC_WORD) != context.MAGIC:
+    if not table or _word(table, context.MAGIC_WORD) != context.MAGIC:
         raise SymmetricAccessError(
             "ctx is not a live context table: pass shmem.context(team) of a team that exists and a heap that is not "
             f"finalized, as the last positional argument ({scheduler.place()})"
@@ -72,10 +72,6 @@ def symm_at(ptr, peer, ctx):
     if not isinstance(ptr, tl.tensor) or not ptr.dtype.is_ptr():
         raise SymmetricAccessError(f"symm_at needs a pointer, got {ptr!r} ({scheduler.place()})")
     _check_local(ptr)
-    if isinstance(peer, tl.tensor) and peer.handle.data.size > 1:
-        deltas = np.array([_delta(p, table) for p in peer.handle.data.ravel().tolist()], np.int64)
-        moved = ptr.handle.data.view(np.int64) + deltas.reshape(peer.handle.data.shape)
-        return handles.tensor_of(handles.Handle(moved.view(np.uint64), ptr.dtype), moved.shape)
     return handles.shifted(ptr, _delta(peer, table))
 
 
@@ -122,10 +118,17 @@ def _share(word, pid, num_pids):
     return pid, num_pids
 
 
+def _block(word, size):
+    size = _value(size)
+    if not isinstance(size, int) or size < 1 or size & (size - 1):
+        raise SymmetricAccessError(f"{word}: BLOCK is {size!r}; give a power of two ({scheduler.place()})")
+    return size
+
+
 def _copy(word, dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst):
     to, source, size = _pair(word, dst, src)
     delta = _delta(peer, _table(ctx))
-    n, block = _value(n), _value(BLOCK)
+    n, block = _value(n), _block(word, BLOCK)
     pid, num_pids = _share(word, pid, num_pids)
     if n < 0:
         raise SymmetricAccessError(f"{word}: n is {n} elements ({scheduler.place()})")
@@ -182,12 +185,12 @@ def _copy_2d(word, dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid,
 
 
 def put_2d(dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1, BLOCK_M=16, BLOCK_N=256):
-    block = _value(BLOCK_M), _value(BLOCK_N)
+    block = _block("put_2d", BLOCK_M), _block("put_2d", BLOCK_N)
     _copy_2d("put_2d", dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, block, True)
 
 
 def get_2d(dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1, BLOCK_M=16, BLOCK_N=256):
-    block = _value(BLOCK_M), _value(BLOCK_N)
+    block = _block("get_2d", BLOCK_M), _block("get_2d", BLOCK_N)
     _copy_2d("get_2d", dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid, num_pids, block, False)
 
 
@@ -216,6 +219,15 @@ def _signal(word, sig):
     return address, dtype, ctypes_of[name]
 
 
+def _signal_value(word, value, dtype):
+    """An integer, wrapped to the signal's type as compiled code wraps it."""
+    value = _value(value)
+    if not isinstance(value, int):
+        raise UnsupportedError(f"{word}: value is {value!r}; signals hold integers ({scheduler.place()})")
+    bits = dtype.itemsize * 8
+    return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+
 def notify(sig, peer, ctx, value=1, op="set"):
     address, dtype, _ = _signal("notify", sig)
     op = _value(op)
@@ -223,7 +235,7 @@ def notify(sig, peer, ctx, value=1, op="set"):
         raise UnsupportedError(f'notify: op is "set" or "add", not {op!r} ({scheduler.place()})')
     delta = _delta(peer, _table(ctx))
     scheduler.moved()
-    handles.atomic("xchg" if op == "set" else "add", address + delta, _value(value), dtype)
+    handles.atomic("xchg" if op == "set" else "add", address + delta, _signal_value("notify", value, dtype), dtype)
 
 
 def _compare_name(word, cmp):
@@ -235,10 +247,12 @@ def _compare_name(word, cmp):
 
 def wait(sig, value, ctx, cmp="ge", n=1):
     address, dtype, ctype = _signal("wait", sig)
-    cmp, value = _compare_name("wait", cmp), _value(value)
+    cmp, value, n = _compare_name("wait", cmp), _value(value), _value(n)
+    if n < 1:
+        raise SymmetricAccessError(f"wait: n is {n}; give 1 or more signals ({scheduler.place()})")
     _table(ctx)
     seen = value
-    for i in range(_value(n)):
+    for i in range(n):
         signal = address + i * context.SIGNAL_BYTES
         memory.check_symmetric(signal, signal + dtype.itemsize, "wait")
         scheduler.moved()
@@ -250,7 +264,7 @@ def wait(sig, value, ctx, cmp="ge", n=1):
 
 
 def test(sig, value, ctx, cmp="ge"):
-    address, dtype, ctype = _signal("test", sig)
+    address, dtype, _ = _signal("test", sig)
     cmp = _compare_name("test", cmp)
     _table(ctx)
     seen = handles.atomic("add", address, 0, dtype)
@@ -258,7 +272,7 @@ def test(sig, value, ctx, cmp="ge"):
     if hit:
         scheduler.moved()
     else:
-        scheduler.poll(address, ctype, seen)
+        scheduler.poll({address: np.array(seen, dtype).tobytes()}, sig.dtype.element_ty.name)
     return handles.tensor_of(handles.scalar_handle(hit, tl.int1))
 
 

@@ -19,7 +19,10 @@ if triton_dist.interpreted:
 
 def boards(world, lost=lambda: []):
     memory = bytearray(Board.nbytes(world))
-    return [Board(memory, rank, world, lost) for rank in range(world)]
+    made = [Board(memory, rank, world, lost) for rank in range(world)]
+    for board in made:
+        board.alone = lambda: True  # the threads here stand for ranks
+    return made
 
 
 def on_threads(*calls):

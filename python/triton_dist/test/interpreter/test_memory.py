@@ -144,3 +144,47 @@ def test_comparison_of_formulas_equals_comparison_of_arrays(shape, base, strides
             assert (rectangle_of(found.array()).array() == found.array()).all()
     again = affine_of(a.array(np.int64).view(np.uint64))
     assert (again.array(np.int64) == a.array(np.int64)).all()
+
+
+@triton.jit
+def copy_kept(x_ptr, kept_ptr, y_ptr, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    scalar = tl.max(tl.load(n + tl.arange(0, 1)), 0) >= 0
+    kept = (tl.load(kept_ptr + i) > 0) & scalar
+    tl.store(y_ptr + i, tl.load(x_ptr + i * 3, mask=kept, other=-1))
+
+
+def test_a_mask_joined_with_a_scalar_comparison_is_still_a_mask():
+    x, y, kept = torch.arange(24), torch.zeros(8, dtype=torch.int64), torch.tensor([1, 0, 0, 1, 1, 0, 1, 0])
+    copy_kept[(1,)](x, kept, y, torch.zeros(1, dtype=torch.int32), N=8)
+    assert torch.equal(y, torch.where(kept > 0, x[::3], -1))
+
+
+@triton.jit
+def wide_integers(y_ptr, f_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    big = tl.full((N,), 0x9E3779B97F4A7C15, tl.uint64)
+    tl.store(y_ptr + i, big * (i + 1).to(tl.uint64))
+    tl.store(f_ptr + i, (i * 0 + 0x3F800000).to(tl.float32, bitcast=True))
+
+
+def test_unsigned_64_bit_blocks_and_bitcasts_of_formulas():
+    n = 16
+    y, f = torch.zeros(n, dtype=torch.uint64), torch.zeros(n)
+    wide_integers[(1,)](y, f, n)
+    expected = [(0x9E3779B97F4A7C15 * (i + 1)) % 2**64 for i in range(n)]
+    assert y.numpy().tolist() == expected and torch.equal(f, torch.ones(n))
+
+
+@triton.jit
+def to_half(x_ptr, y_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y_ptr + i, tl.load(x_ptr + i).to(tl.float16))
+
+
+def test_a_cast_does_not_depend_on_the_size_of_the_block():
+    for n in (16, 256, 1024):
+        x = torch.full((n,), 1 + 2**-11 + 2**-40, dtype=torch.float64)
+        y = torch.zeros(n, dtype=torch.float16)
+        to_half[(1,)](x, y, n)
+        assert torch.equal(y, x.half())

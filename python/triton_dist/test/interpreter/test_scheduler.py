@@ -1,6 +1,8 @@
 """Programs of one grid wait for one another: in Triton's own words, without a symmetric heap."""
 
 import re
+import sys
+import threading
 
 import pytest
 import torch
@@ -161,3 +163,32 @@ def test_a_failed_kernel_leaves_the_engine_usable():
 def test_a_tensor_of_another_device_is_refused_by_name():
     with pytest.raises(BackendError, match=r"'out_ptr' is a tensor on meta"):
         count_programs[(1,)](torch.zeros(1, dtype=torch.int32, device="meta"))
+
+
+@triton.jit
+def add_one(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+def test_threads_that_launch_kernels_do_not_disturb_each_other():
+    cells = [torch.zeros(1, dtype=torch.int32) for _ in range(3)]
+    errors = []
+
+    def run(cell):
+        try:
+            for _ in range(60):
+                add_one[(1,)](cell)
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=run, args=(cell,)) for cell in cells]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors and [cell.item() for cell in cells] == [60, 60, 60]

@@ -70,7 +70,7 @@ size = st.integers(0, 150)
 
 
 @settings(max_examples=3, deadline=None, database=None)
-@given(shapes=st.lists(st.tuples(size, size, size, st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=4))
+@given(shapes=st.lists(st.tuples(size, size, size, st.integers(2, 4), st.integers(1, 5)), min_size=1, max_size=4))
 def test_any_shape_buffers_and_programs(shapes, ranks):
     ranks(2).run(cases, shapes, timeout=240)
 
@@ -164,6 +164,9 @@ def wrong_operands():
         create_allgather_gemm_context(8, 16, torch.int8)
     with pytest.raises(ValueError, match="BLOCK_Q"):
         create_allgather_gemm_context(8, 16, torch.float32, config={"BLOCK_Q": 1})
+    for name, value in (("NUM_BUFFERS", 1), ("GROUP_M", 0), ("CHUNK_M", -1)):
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            create_allgather_gemm_context(8, 16, torch.float32, config={name: value})
     with pytest.raises(CollectiveMismatchError, match="M=8.*\n.*M=9|M=9.*\n.*M=8"):
         create_allgather_gemm_context(8 + shmem.my_pe(), 16, torch.float32)
 

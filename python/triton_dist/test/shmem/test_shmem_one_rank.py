@@ -419,3 +419,19 @@ def test_every_name_of_the_wheel_is_here():
         aclshmem_info_get_version aclshmem_info_get_name InitAttr OptionalAttr InitStatus TeamConfig"""
     for name in names.split():
         assert name in shmem.__all__ and getattr(shmem, name).__doc__, name
+
+
+def test_finalize_gives_the_memory_back_without_a_garbage_collection():
+    def heaps():
+        with open("/proc/self/maps") as file:
+            return sum("triton_dist.heap" in line for line in file)
+
+    before = heaps()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert shmem.aclshmem_init(shmem.InitAttr(0, 1, "", 1 << 20)) == 0
+            assert shmem.aclshmem_finalize() == 0
+        assert heaps() == before
+    finally:
+        gc.enable()

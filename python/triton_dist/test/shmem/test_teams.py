@@ -9,7 +9,7 @@ from triton_dist import context as table
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
 from triton_dist.shmem import codes
-from triton_dist.testing import run_ranks
+from triton_dist.testing import run_ranks, shared_ranks
 
 
 def body():
@@ -107,3 +107,16 @@ def test_teams_over_the_store_of_the_device_platforms():
 def test_teams_split_translate_meet_and_end():
     ids = run_ranks(body, 4)
     assert ids[0] == ids[1] == ids[2] == ids[3]
+
+
+def all_teams_there_are():
+    made = []
+    while (team := shmem.team_split_strided(0, 0, 1, 2)) > 0:
+        made.append(team)
+        if len(made) == 1700:  # as many ids as an exchange of plain numbers could not hold
+            break
+    return len(made), shmem.barrier_all(made[-1])
+
+
+def test_many_teams_at_a_time():
+    assert shared_ranks(2).run(all_teams_there_are, timeout=120) == [(1700, None)] * 2
