@@ -1,0 +1,203 @@
+"""all_reduce by its three methods against the same reduction by torch, bit for bit."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import shmem
+from triton_dist.errors import CollectiveMismatchError
+from triton_dist.kernels.all_reduce import METHODS, all_reduce, create_all_reduce_context, in_order_of, reference
+from triton_dist.kernels.reduce_scatter import DTYPES, OPS
+from triton_dist.testing import Ranks
+
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.dist
+
+SMALL = dict(programs=3, block=16)
+
+
+def message(rank, shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed * 100 + rank)
+    if dtype.is_floating_point:
+        return (torch.randn(shape, generator=generator) * 3).to(dtype)
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max, torch.Size(shape), generator=generator, dtype=dtype)
+
+
+def bits(tensor):
+    return tensor.cpu().contiguous().view(torch.uint8)
+
+
+def check(context, method, op, shape, dtype, seed, members=None, in_place=False):
+    members = members or range(shmem.pe_count())
+    device = shmem.device()
+    messages = [message(r, shape, dtype, seed) for r in members]
+    x = messages[shmem.team_my_pe(context.team)].to(device, copy=True)
+    out = x if in_place else torch.full_like(x, 77)
+    assert all_reduce(x, context, op, out) is out
+    if x.numel():
+        expected = in_order_of(method, messages, op)
+        assert torch.equal(bits(out), bits(expected)), f"{method} {op} {dtype} {shape} in place: {in_place}"
+
+
+def every_dtype_op_and_size(dtypes, sizes):
+    for method in METHODS:
+        for dtype in dtypes:
+            context = create_all_reduce_context(200, dtype, method, **SMALL)
+            for i, n in enumerate(sizes):
+                check(context, method, OPS[i % 4], (n,), dtype, seed=n)
+                check(context, method, OPS[(i + 1) % 4], (n,), dtype, seed=n + 1, in_place=True)
+            context.free()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_dtype_op_ragged_sizes_and_empty_ones(world, ranks):
+    ranks(world).run(every_dtype_op_and_size, DTYPES, (200, 1, 49, 0, 16, 17, 130, 3), timeout=240)
+
+
+@pytest.mark.parametrize("world", [4, 8])
+def test_more_ranks(world, ranks):
+    ranks(world).run(every_dtype_op_and_size, [torch.bfloat16, torch.int32], (200, 1, 65, 100), timeout=240)
+
+
+def calls_on_one_context(cases):
+    for method, programs, block, calls in cases:
+        context = create_all_reduce_context(150, torch.float16, method, programs=programs, block=block)
+        for seed, (n, op, in_place) in enumerate(calls):
+            check(context, method, op, (n,), torch.float16, seed, in_place=in_place)
+        context.free()
+
+
+call = st.tuples(st.integers(0, 150), st.sampled_from(OPS), st.booleans())
+case = st.tuples(
+    st.sampled_from(METHODS), st.integers(1, 5), st.sampled_from([16, 32, 128]), st.lists(call, min_size=1, max_size=6)
+)
+
+
+@settings(max_examples=4, deadline=None, database=None)
+@given(cases=st.lists(case, min_size=1, max_size=4))
+def test_any_sequence_of_sizes_on_one_context(cases, ranks):
+    ranks(3).run(calls_on_one_context, cases, timeout=240)
+
+
+def delayed_calls(method, calls):
+    """Ranks drift apart at random; each call has a size and values of its own, so that a stale or overwritten part shows."""
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    context = create_all_reduce_context(96, torch.int32, method, programs=2, block=16)
+    rng, sizes = random.Random(rank), random.Random(5)
+    i = torch.arange(96, dtype=torch.int32, device=device)
+    for call in range(calls):
+        n = sizes.choice([1, 20, 50, 96])
+        if rng.random() < 0.05:
+            time.sleep(rng.random() * 0.01)
+        y = all_reduce((i[:n] + call) * (rank + 1), context)
+        assert torch.equal(y, (i[:n] + call) * (world * (world + 1) // 2)), call
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_many_calls_with_ranks_delayed_at_random(method, ranks):
+    ranks(3).run(delayed_calls, method, 150, timeout=240)
+
+
+def not_a_number():
+    for method in METHODS:
+        context = create_all_reduce_context(64, torch.float32, method, **SMALL)
+        for op in ("max", "min", "sum"):
+            x = torch.full((64,), float(shmem.my_pe()), device=shmem.device())
+            x[shmem.my_pe()] = float("nan")
+            y = all_reduce(x, context, op)
+            assert y[: shmem.pe_count()].isnan().all() and not y[shmem.pe_count() :].isnan().any(), (method, op)
+        context.free()
+
+
+def test_a_nan_on_any_rank_is_a_nan_on_all(ranks):
+    ranks(3).run(not_a_number)
+
+
+def against_torch_distributed():
+    dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
+    try:
+        x = message(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
+        for method in METHODS:
+            context = create_all_reduce_context(105, torch.bfloat16, method, **SMALL)
+            assert torch.equal(bits(all_reduce(x, context)), bits(reference(x, "sum", method=method)))
+            theirs = x.float()
+            dist.all_reduce(theirs)
+            assert torch.allclose(all_reduce(x, context).float(), theirs, rtol=2**-7, atol=1e-6)
+            context.free()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_torch_distributed_agrees(ranks):
+    ranks(2).run(against_torch_distributed)
+
+
+def in_a_team():
+    """Two disjoint teams of two work side by side."""
+    me = shmem.my_pe()
+    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
+    for method in METHODS:
+        context = create_all_reduce_context(100, torch.float32, method, team=teams[me % 2], **SMALL)
+        for n in (100, 7):
+            check(context, method, "sum", (n,), torch.float32, 3, members=[me % 2, me % 2 + 2])
+        context.free()
+
+
+def test_disjoint_teams_work_side_by_side(ranks):
+    ranks(4).run(in_a_team, timeout=120)
+
+
+def wrong_operands():
+    device = shmem.device()
+    context = create_all_reduce_context(64, torch.float32, "two_shot", **SMALL)
+    x = torch.zeros(8, 8, device=device)
+    long = torch.zeros(100, device=device)
+    wrong = {
+        "x is .65., 65 elements": (long[:65], "sum", None),
+        "x is torch.float16": (x.half(), "sum", None),
+        "x has strides": (x.T[:, :4], "sum", None),
+        "out is .64.": (x, "sum", torch.zeros(64, device=device)),
+        "out is torch.int32": (x, "sum", x.int()),
+        "out has strides": (x, "sum", torch.zeros(8, 16, device=device)[:, ::2]),
+        "x and out overlap": (long[:60], "sum", long[1:61]),
+        "op is 'mean'": (x, "mean", None),
+    }
+    for text, (a, op, out) in wrong.items():
+        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: all_reduce: {text}"):
+            all_reduce(a, context, op, out)
+    all_reduce(x, context)  # still usable
+    context.free()
+    with pytest.raises(ValueError, match="was freed"):
+        all_reduce(x, context)
+    for text, arguments in {
+        "dtype is torch.int8": (8, torch.int8),
+        "method is 'tree'": (8, torch.float32, "tree"),
+        "max_elements is -1": (-1, torch.float32),
+        "programs is 0": (8, torch.float32, "mesh", 0, 0),
+        "block is 24": (8, torch.float32, "mesh", 0, 2, 24),
+    }.items():
+        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: create_all_reduce_context: {text}"):
+            create_all_reduce_context(*arguments)
+    with pytest.raises(CollectiveMismatchError, match="(?s)'mesh'.*'ring'|'ring'.*'mesh'"):
+        create_all_reduce_context(8, torch.float32, ("mesh", "ring")[shmem.my_pe()])
+
+
+def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
+    ranks(2).run(wrong_operands)
+
+
+def heap_use():
+    for _ in range(5):  # 5 x 3 x 1 MiB would not fit in 4 MiB
+        for method in METHODS:
+            create_all_reduce_context(2**17, torch.float16, method, programs=2).free()
+
+
+def test_freeing_returns_the_heap_to_what_it_was(ranks):
+    with Ranks(ranks(2).world_size) as fresh:
+        fresh.run(heap_use, heap_bytes=4 << 20)

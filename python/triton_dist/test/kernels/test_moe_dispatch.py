@@ -1,0 +1,235 @@
+"""moe_dispatch against a loop over experts and tokens in torch."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import shmem
+from triton_dist.errors import CollectiveMismatchError
+from triton_dist.kernels.moe_dispatch import create_moe_dispatch_context, grouped, moe_dispatch, quantize
+from triton_dist.testing import Ranks
+
+import torch
+
+pytestmark = pytest.mark.dist
+
+SMALL = dict(config=dict(BLOCK_T=4, BLOCK_H=64), programs=3)
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def routing(tokens, H, k, E, dtype, seed, dropped=0.2, ids_dtype=torch.int64):
+    """What all ranks have, alike on every rank: [x], [ids]. A token may name an expert twice."""
+    g = torch.Generator().manual_seed(seed)
+    xs = [torch.randn(T, H, generator=g).to(dtype) for T in tokens]
+    ids = [torch.randint(0, E, (T, k), generator=g) for T in tokens]
+    ids = [torch.where(torch.rand(i.shape, generator=g) < dropped, -1, i).to(ids_dtype) for i in ids]
+    return xs, ids
+
+
+def check(result, xs, ids, context, rank):
+    tokens, counts, handle = result
+    rows, expected, origin = grouped(xs, ids, context.owners, rank)
+    n = len(rows)
+    assert torch.equal(counts.cpu(), expected), (counts, expected)
+    assert handle.rows.item() == n
+    flat = (origin[:, 0] * context.max_tokens + origin[:, 1]) * context.topk + origin[:, 2]
+    assert torch.equal(handle.origin[:n].cpu().long(), flat)
+    assert torch.equal(handle.number[: len(ids[rank])].cpu() >= 0, ids[rank] >= 0)
+    if not context.fp8:
+        assert torch.equal(tokens[:n].cpu(), rows)
+        return
+    payload, scales = (part[:n].cpu() for part in tokens)
+    if triton_dist.backend == "cpu":
+        right, right_scales = quantize(rows)
+        assert torch.equal(payload.view(torch.uint8), right.view(torch.uint8)) and torch.equal(scales, right_scales)
+    wide = payload.float() * scales.repeat_interleave(128, 1)[:, : context.H]
+    # e4m3 has 3 mantissa bits, and 2^-9 is its smallest number
+    bound = 2.0**-4 * rows.float().abs() + 2.0**-10 * scales.repeat_interleave(128, 1)[:, : context.H]
+    assert ((wide - rows.float()).abs() <= bound * (1 + 1e-5)).all()
+
+
+def run_case(tokens, H, k, E, dtype, seed, placement=None, fp8=False, calls=2, dropped=0.2, ids_dtype=torch.int64):
+    rank, device = shmem.my_pe(), shmem.device()
+    context = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, fp8=fp8, **SMALL)
+    for call in range(calls):
+        turn = [tokens[(r + call) % len(tokens)] for r in range(len(tokens))]
+        xs, ids = routing(turn, H, k, E, dtype, seed + call, dropped, ids_dtype)
+        check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context), xs, ids, context, rank)
+    context.free()
+
+
+def all_sorts():
+    world = shmem.pe_count()
+    ragged = [9, 4, 0, 7, 1, 12, 3, 5][:world]
+    for dtype in DTYPES if world == 2 else [torch.bfloat16]:
+        run_case(ragged, 80, 3, 7, dtype, 1)
+        run_case(ragged, 130, 2, 5, dtype, 2, fp8=True, calls=1)
+    run_case(ragged, 64, 3, 6, torch.float32, 3, placement=[world - 1] * 6, ids_dtype=torch.int32)
+    run_case(ragged, 1, 1, 1, torch.float32, 4, calls=1)
+    run_case(ragged, 16, 4, 9, torch.bfloat16, 5, dropped=1.0, calls=1)
+    run_case([0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, ranks):
+    ranks(world).run(all_sorts, timeout=240)
+
+
+def cases(lots):
+    for seed, (tokens, H, k, placement, dropped, fp8) in enumerate(lots):
+        run_case(tokens, H, k, len(placement), torch.bfloat16, seed, placement, fp8, 2, dropped)
+
+
+def lots(world):
+    rank = st.integers(0, world - 1)
+    return st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 14), min_size=world, max_size=world),
+            st.integers(1, 200),
+            st.integers(1, 5),
+            st.lists(rank, min_size=1, max_size=9).map(sorted),
+            st.sampled_from([0.0, 0.3, 0.9]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+
+
+@settings(max_examples=3, deadline=None, database=None)
+@given(data=st.data())
+def test_any_routing(data, ranks):
+    world = data.draw(st.sampled_from([2, 3]))
+    ranks(world).run(cases, data.draw(lots(world)), timeout=240)
+
+
+def overflow():
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    T, H, k, E = 8, 32, 2, 4
+    kinds = {"max_received": (11, 99), "max_rows": (99, 11)}
+    for name, (received, rows) in kinds.items():
+        context = create_moe_dispatch_context(T, H, k, E, torch.float32, None, received, rows, **SMALL)
+        xs, ids = routing([T] * world, H, k, E, torch.float32, 3, 0.0)
+        crowded = torch.full_like(ids[rank], E - 1).to(device)  # all on the last rank: 16 tokens, 32 rows
+        what = f"rank {world - 1} would get {'16 tokens' if name == 'max_received' else '32 rows'}, the context holds 11"
+        x = xs[rank].to(device)
+        for _ in range(2):
+            with pytest.raises(OverflowError, match=f"{what}.*raise {name}"):
+                moe_dispatch(x, crowded, context)
+            _, counts, handle = moe_dispatch(x, crowded, context, check=False)
+            assert handle.rows.item() == -1 and not counts.any()
+            ids[rank][4:] = -1
+        fits = [torch.tensor([[0, 3]] * 2 + [[-1, 1]] * 3 + [[2, -1]] * 3)] * world
+        check(moe_dispatch(x, fits[0].to(device), context), xs, fits, context, rank)
+        unknown = fits[0].clone()
+        unknown[0, 0] = 2**40 if rank else 1
+        with pytest.raises(ValueError, match="1 entries of the ranks' topk_ids name no expert: they go from 0 to 3"):
+            moe_dispatch(x, unknown.to(device), context)
+        check(moe_dispatch(x, fits[0].to(device), context), xs, fits, context, rank)
+        context.free()
+
+
+def test_overflow_anywhere_is_the_same_error_everywhere_and_the_next_call_works(ranks):
+    ranks(2).run(overflow)
+
+
+def delayed_calls(calls):
+    """Ranks drift apart at random; tokens, routing and sizes differ from call to call, so that anything stale shows."""
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    H, k, E, most = 16, 2, 5, 6
+    context = create_moe_dispatch_context(most, H, k, E, torch.float32, config=SMALL["config"], programs=2)
+    rng = random.Random(rank)
+    lots = [routing([(3 * i + 5 * r) % (most + 1) for r in range(world)], H, k, E, torch.float32, i) for i in range(12)]
+    out = context.empty()
+    for call in range(calls):
+        if rng.random() < 0.1:
+            time.sleep(rng.random() * 0.01)
+        xs, ids = lots[call % len(lots)]
+        xs = [x + call for x in xs]
+        check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context, out), xs, ids, context, rank)
+    return True
+
+
+def test_many_calls_with_ranks_delayed_at_random(ranks):
+    assert all(ranks(3).run(delayed_calls, 50, timeout=240))
+
+
+def in_a_team():
+    me, device = shmem.my_pe(), shmem.device()
+    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
+    team, rank = teams[me % 2], me // 2
+    context = create_moe_dispatch_context(9, 40, 2, 6, torch.float32, team=team, **SMALL)
+    xs, ids = routing([9, 4], 40, 2, 6, torch.float32, me % 2)
+    check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context), xs, ids, context, rank)
+
+
+def test_disjoint_teams_work_side_by_side(ranks):
+    ranks(4).run(in_a_team, timeout=120)
+
+
+def strided_operands():
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    context = create_moe_dispatch_context(8, 40, 3, 6, torch.float16, **SMALL)
+    xs, ids = routing([8] * world, 40, 3, 6, torch.float16, 1)
+    wide = torch.full((16, 50), 9.0, dtype=torch.float16, device=device)
+    wide[::2, 4:44] = xs[rank].to(device)
+    turned = ids[rank].T.contiguous().T.to(device)
+    check(moe_dispatch(wide[::2, 4:44], turned, context), xs, ids, context, rank)
+
+
+def test_strided_tokens_and_transposed_ids_work(ranks):
+    ranks(2).run(strided_operands)
+
+
+def wrong_operands():
+    rank, device = shmem.my_pe(), shmem.device()
+    create = dict(max_tokens=8, hidden=16, topk=2, num_experts=4, dtype=torch.float32, **SMALL)
+    context = create_moe_dispatch_context(**create)
+    x, ids = torch.zeros(8, 16, device=device), torch.zeros(8, 2, dtype=torch.int64, device=device)
+    other = create_moe_dispatch_context(**create)
+    wrong = {
+        "x has 9 tokens": (torch.zeros(9, 16, device=device), ids, None),
+        "x is .*8, 15": (x[:, :15], ids, None),
+        "x is torch.float16": (x.half(), ids, None),
+        "x has strides": (torch.zeros(16, 8, device=device).T, ids, None),
+        "topk_ids is .*8, 1.*, it must be .*8, 2": (x, ids[:, :1], None),
+        "topk_ids is torch.int16": (x, ids.short(), None),
+        "out does not fit": (x, ids, other.empty()),
+    }
+    for text, (a, b, out) in wrong.items():
+        with pytest.raises(ValueError, match=f"rank {rank}: moe_dispatch: {text}"):
+            moe_dispatch(a, b, context, out)
+    moe_dispatch(x, ids, context)  # still usable
+    context.free()
+    with pytest.raises(ValueError, match="was freed"):
+        moe_dispatch(x, ids, context)
+    for text, change in {
+        "hidden is 0": dict(hidden=0),
+        "dtype is torch.int8": dict(dtype=torch.int8),
+        "placement is .*not decreasing": dict(placement=[0, 1, 0, 1]),
+        "give 4 ranks of 0 to 1": dict(placement=[0, 0, 1]),
+        "max_rows is -1": dict(max_rows=-1),
+        "BLOCK_Q": dict(config={"BLOCK_Q": 1}),
+        "do not fit 31 bits": dict(max_tokens=2**30),
+    }.items():
+        with pytest.raises(ValueError, match=text):
+            create_moe_dispatch_context(**{**create, **change})
+    with pytest.raises(CollectiveMismatchError, match="placement"):
+        create_moe_dispatch_context(**create, placement=[0, 0, rank, 1])
+
+
+def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
+    ranks(2).run(wrong_operands)
+
+
+def heap_use():
+    for _ in range(20):  # 20 x 0.6 MiB would not fit in 4 MiB
+        create_moe_dispatch_context(64, 1024, 2, 4, torch.float32, max_received=150, fp8=False, **SMALL).free()
+
+
+def test_freeing_returns_the_heap_to_what_it_was(ranks):
+    with Ranks(ranks(2).world_size) as fresh:
+        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -1,0 +1,73 @@
+"""Barrier: all ranks of a team meet on their devices, in stream order.
+
+    ctx = create_barrier_context()      # once: signals
+    barrier(ctx)                        # any number of calls
+    ctx.free()
+
+How it works. A kernel of one program runs `dl.barrier_all`: it sets its signal at every rank to the number of the call and
+waits until every rank's signal here has reached it. The numbers only grow, so a rank that is ahead (by one call at most: the
+next one needs everybody) is not mistaken for one that is late, and nothing is reset.
+"""
+
+import torch.distributed as dist
+import triton
+
+from triton_dist import language as dl
+from triton_dist import shmem
+
+
+@triton.jit
+def barrier_kernel(signals, ctx):
+    dl.barrier_all(signals, ctx)
+
+
+def reference(group=None):
+    """The same by torch.distributed over `group`, for the host."""
+    dist.barrier(group)
+
+
+class BarrierContext:
+    """What `barrier` needs. Made by `create_barrier_context`."""
+
+    def __init__(self, team):
+        self.team = team
+        self.num_ranks = shmem.team_n_pes(team)
+        self.table = shmem.context(team)
+        self.signals = shmem.create_signals(self.num_ranks + 1)
+
+    def free(self):
+        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
+        signals, self.signals = self.signals, None
+        if signals is None:
+            raise ValueError(f"rank {shmem.my_pe()}: barrier: the context was freed")
+        shmem.aclshmem_free_tensor(signals)
+
+
+def create_barrier_context(team=0):
+    """Allocates what the operator needs, once. Collective over all ranks of the heap.
+
+    Args:
+        team: team id of shmem; its ranks take part.
+
+    Symmetric memory: num_ranks + 1 signals.
+    Errors: CollectiveMismatchError on all ranks alike when they differ.
+    """
+    shmem.check_alike("create_barrier_context()", team)
+    return BarrierContext(team)
+
+
+def barrier(context):
+    """Work queued on this rank's stream before the call is complete, and its stores are visible on all ranks of the
+    context's team, before work queued after the call on any of their streams begins.
+
+    Args:
+        context: of `create_barrier_context`.
+
+    All ranks of the team must make the same calls in the same order, one at a time. The host does not wait for a device,
+    and nothing is allocated: the call can be captured in a CUDA graph. On `cpu`, where a launch runs to its end, the host
+    waits too. A context serves 2**31 - 1 calls.
+    Errors: ValueError when the context was freed.
+    """
+    if context.signals is None:
+        raise ValueError(f"rank {shmem.my_pe()}: barrier: the context was freed")
+    barrier_kernel[(1,)](context.signals, context.table)

@@ -1,0 +1,280 @@
+"""GEMM-ReduceScatter: each rank's rows of sum over ranks of A @ B, in one kernel that sends tiles while it computes others.
+
+    ctx = create_gemm_reduce_scatter_context(M, N, torch.float16)     # once: symmetric memory, signals, counters
+    c = gemm_reduce_scatter(a, b, ctx)                                # any number of calls
+    ctx.free()
+
+K is split over the ranks: rank r has A_r [M, K_r] and B_r [K_r, N] and gets rows r * S to (r + 1) * S of
+sum over r of A_r @ B_r, S = ceil(M / num_ranks). The last ranks may get fewer rows, or none.
+
+How it works. The result is cut into tiles. A rank computes its partial product of the tiles that its peers own first and
+stores each, in fp32, into the owner's staging slot of this rank; its own tiles come last, while those of the peers are on
+their way. Then it adds the W partial products of each own tile in rank order, so that the bits do not depend on who came
+first, and rounds once. Its own partial products take the same way through staging as all others: a product that is stored
+at once, with nothing else to do, is what the Ascend compiler can split between its matrix and vector cores.
+
+Tile t of owner d is computed by the same program number p on every rank. So program p of a rank waits for program p of
+its peers alone, and every signal has one writer, which sets it to a count that only grows, over tiles and over calls:
+`ready[s][p]` at the owner is the number of tiles that program p of rank s has stored there, `done[d][p]` at the writer the
+number of calls that program p of rank d has finished. No value of an earlier call can be taken for a later one's, and there
+is no barrier between calls. The number of calls so far lies in device memory, one word a program, so that a captured
+graph replays right.
+
+A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
+a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
+all that it owes to others.
+"""
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import triton_dist
+from triton_dist import language as dl
+from triton_dist import shmem
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@triton.jit
+def first_tile(start, pid, programs):
+    """The first of the tiles start, start + 1, ... that program `pid` computes, counted from `start`: dealt out in turn."""
+    return (pid + programs - start % programs) % programs
+
+
+@triton.jit
+def tile_product(
+    a, b, row, last_row, col, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """a @ b in fp32, [BLOCK_M, BLOCK_N] from `row` and `col`; zeros from row `last_row` and column N on."""
+    m = row + tl.arange(0, BLOCK_M)
+    n = col + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    a_ptrs = a + m[:, None].to(tl.int64) * stride_am + k[None, :].to(tl.int64) * stride_ak
+    b_ptrs = b + k[:, None].to(tl.int64) * stride_bk + n[None, :].to(tl.int64) * stride_bn
+    a_mask = m[:, None] < last_row
+    b_mask = n[None, :] < N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(a_ptrs, mask=a_mask, other=0.0)
+            y = tl.load(b_ptrs, mask=b_mask, other=0.0)
+        else:
+            x = tl.load(a_ptrs, mask=a_mask & (k[None, :] < K - start), other=0.0)
+            y = tl.load(b_ptrs, mask=b_mask & (k[:, None] < K - start), other=0.0)
+        acc = tl.dot(x, y, acc, input_precision="ieee")  # fp32 stays fp32: no tf32
+        a_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_ak
+        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
+    return acc
+
+
+@triton.jit
+def sum_tile(staging, ready, first_slot, stride, count, ctx, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Adds up, in rank order, the tiles that lie in slots first_slot + rank * stride, each when its rank's count is there."""
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    lanes = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for source in range(0, dl.num_ranks(ctx)):
+        token = dl.wait(dl.signal_at(ready, source * programs + pid), count, ctx)
+        slot = staging + tl.cast(first_slot + source * stride, tl.int64) * BLOCK_M * BLOCK_N
+        total += tl.load(dl.consume_token(slot, token) + lanes)
+    return total
+
+
+@triton.jit
+def store_tile(out, value, row, rows, col, N, stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """value [BLOCK_M, BLOCK_N] to rows and columns of `out` from `row` and `col`, as far as it has them."""
+    m = row + tl.arange(0, BLOCK_M)
+    n = col + tl.arange(0, BLOCK_N)
+    mask = (m[:, None] < rows) & (n[None, :] < N)
+    tl.store(out + m[:, None].to(tl.int64) * stride + n[None, :], value.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gemm_reduce_scatter_kernel(
+    a, b, out, staging, ready, done, calls, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_om, ctx,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
+    shard = tl.cdiv(M, world)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    slots = tl.cdiv(shard, BLOCK_M) * tiles_n  # tiles of an owner who has all rows
+    # A slot holds a tile as it is computed, BLOCK_M x BLOCK_N without gaps: no masks, and wide stores for any N.
+    lanes = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+
+    step = 1
+    while step <= world:  # peers first, this rank last
+        owner = dl.owner_first(step, me, world)
+        rows = tl.maximum(tl.minimum(shard, M - owner * shard), 0)
+        tiles_m = tl.cdiv(rows, BLOCK_M)
+        tile = first_tile(owner * slots, pid, programs)
+        count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - tile, 0), programs)
+        while tile < tiles_m * tiles_n:
+            pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
+            row = owner * shard + pid_m * BLOCK_M
+            acc = tile_product(
+                a, b, row, owner * shard + rows, pid_n * BLOCK_N, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
+            )  # fmt: skip
+            count += 1
+            token = dl.wait(dl.signal_at(done, owner * programs + pid), past, ctx)
+            slot = staging + tl.cast(me * slots + tile, tl.int64) * BLOCK_M * BLOCK_N
+            dl.remote_store(dl.consume_token(slot, token) + lanes, acc, owner, ctx)
+            dl.fence_dot(ctx)
+            dl.notify(dl.signal_at(ready, me * programs + pid), owner, ctx, count)
+            tile += programs
+        step += 1
+
+    rows = tl.maximum(tl.minimum(shard, M - me * shard), 0)
+    tiles_m = tl.cdiv(rows, BLOCK_M)
+    tile = first_tile(me * slots, pid, programs)
+    count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - tile, 0), programs)
+    while tile < tiles_m * tiles_n:
+        count += 1
+        total = sum_tile(staging, ready, tile, slots, count, ctx, BLOCK_M, BLOCK_N)
+        pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        store_tile(out, total, pid_m * BLOCK_M, rows, pid_n * BLOCK_N, N, stride_om, BLOCK_M, BLOCK_N)
+        tile += programs
+    dl.notify_all(dl.signal_at(done, me * programs + pid), ctx, past + 1)
+    tl.debug_barrier()  # every thread has read the old count
+    tl.store(calls + pid + tl.arange(0, 1), past + 1)
+
+
+def reference(a, b, group=None):
+    """The same by torch: products in fp32, an all-reduce over `group`, one rounding, this rank's rows."""
+    total = torch.matmul(a.float(), b.float())
+    dist.all_reduce(total, group=group)
+    shard = -(-a.shape[0] // dist.get_world_size(group))
+    first = dist.get_rank(group) * shard
+    return total[first : first + shard].to(a.dtype)
+
+
+def default_config(dtype):
+    """(constexprs and launch options of the kernel, programs) that suit this process's platform. Programs of all ranks
+    wait for one another, so there are no more of them than the device runs at a time."""
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024, GROUP_M=8), 2
+    if triton_dist.backend == "nvidia":
+        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        tile_k = 64 if dtype.itemsize == 2 else 32
+        return dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=tile_k, GROUP_M=8, num_warps=8), programs
+    return dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8), 20
+
+
+def settle(function, M, N, dtype, team, config, programs, more=""):
+    """(config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
+    CollectiveMismatchError when ranks differ; before anything is allocated."""
+
+    def need(fits, text):
+        if not fits:
+            raise ValueError(f"rank {shmem.my_pe()}: {function}: {text}")
+
+    need(dtype in DTYPES, f"dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
+    sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
+    need(sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
+    need(programs is None or (isinstance(programs, int) and programs >= 1), f"programs is {programs!r}: give 1 or more")
+    defaults, default_programs = default_config(dtype)
+    known = set(defaults) | {"num_warps", "num_stages"}
+    unknown = set(config or {}) - known
+    need(not unknown, f"config has {sorted(unknown)}; known are {sorted(known)}")
+    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    shmem.check_alike(f"{function}(M={M}, N={N}, {dtype}{more}, config={config}, programs={programs})", team)
+    return config, programs
+
+
+class GemmReduceScatterContext:
+    """What `gemm_reduce_scatter` needs besides its operands. Made by `create_gemm_reduce_scatter_context`."""
+
+    def __init__(self, M, N, dtype, team, config, programs):
+        self.M, self.N, self.dtype, self.team, self.config = M, N, dtype, team, config
+        self.num_ranks, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        self.table = shmem.context(team)
+        shard = triton.cdiv(M, self.num_ranks)
+        self.rows = max(min(shard, M - rank * shard), 0)  # of this rank's result
+        slots = triton.cdiv(shard, config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
+        self.programs = max(min(programs, self.num_ranks * slots), 1)
+        tile = (config["BLOCK_M"], config["BLOCK_N"])
+        self.staging = shmem.aclshmem_create_tensor((self.num_ranks, slots, *tile), torch.float32)
+        self.ready = shmem.create_signals(self.num_ranks * self.programs)
+        self.done = shmem.create_signals(self.num_ranks * self.programs)
+        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
+
+    def free(self):
+        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
+        for tensor in (self.staging, self.ready, self.done):
+            shmem.aclshmem_free_tensor(tensor)
+        self.staging = None
+
+    def check(self, a, b, out):
+        """Raises ValueError, naming rank and values, unless the operands fit."""
+        check_operands("gemm_reduce_scatter", self, a, b, out, self.rows)
+
+
+def check_operands(function, context, a, b, out, rows):
+    """ValueError, naming rank and values, unless a [M, K], b [K, N] and out [rows, N] fit the context."""
+
+    def need(fits, text):
+        if not fits:
+            raise ValueError(f"rank {shmem.my_pe()}: {function}: {text}")
+
+    M, N = context.M, context.N
+    need(context.staging is not None, "the context was freed")
+    need(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
+    need(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
+    need(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        need(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
+        device = context.calls.device
+        need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+    need(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+
+
+def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None):
+    """Allocates what the operator needs, once. Collective over all ranks of the heap.
+
+    Args:
+        M, N: rows and columns of the whole sum, 0 or more, equal on all ranks of the team.
+        dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
+        team: team id of shmem; its ranks take part.
+        config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
+        programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
+
+    Symmetric memory: fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
+    2 * num_ranks * programs signals.
+    Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
+    alike, before anybody communicates.
+    """
+    config, programs = settle("create_gemm_reduce_scatter_context", M, N, dtype, team, config, programs)
+    return GemmReduceScatterContext(M, N, dtype, team, config, programs)
+
+
+def gemm_reduce_scatter(a, b, context, out=None):
+    """This rank's rows of the sum of a @ b over all ranks of the context's team.
+
+    Args:
+        a: [M, K], any strides; K may differ between ranks and may be 0. Any memory.
+        b: [K, N], any strides. M, N, dtype and device as the context's.
+        context: of `create_gemm_reduce_scatter_context`.
+        out: [rows, N] with contiguous rows, written; None: a new tensor. Rank r of the team has rows r * S to
+            min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
+
+    Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits every time.
+    All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
+    allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
+    once the call is complete on this rank's stream.
+    Errors: ValueError before anything is launched when an operand does not fit the context.
+    """
+    if out is None:
+        out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
+    context.check(a, b, out)
+    gemm_reduce_scatter_kernel[(context.programs,)](
+        a, b, out, context.staging, context.ready, context.done, context.calls, context.M, context.N, a.shape[1],
+        *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
+        EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,203 @@
+"""MoE combine: the experts' rows back to the ranks of their tokens, and their weighted sum there, in one kernel.
+
+    ctx = create_moe_combine_context(dispatch_context)                       # once
+    tokens, counts, handle = moe_dispatch(x, topk_ids, dispatch_context)
+    y = experts(tokens, counts)                                              # [max_rows, H], row for row
+    out = moe_combine(y, weights, handle, ctx)                               # [T, H], any number of calls
+    ctx.free()
+
+How it works. Every program puts its share of the rows into the `returned` buffers of the ranks that they came from: there
+is a place for every token and slot. `filled[s]` at the reader counts the programs of rank s that have put all their rows.
+Then every program sums its share of the tokens: in fp32, by slot, whoever came first, so that the bits are the same
+every time. For that a row travels for each slot; a sum made at the experts' rank would group the slots by rank.
+
+`read[d]` at the writer counts the programs of rank d that have finished summing. A program puts its rows of call e when `read`
+says that all programs of all ranks have finished call e - 1, so no place is overwritten before it was read. Both
+signals only grow. They have several writers, but a program of rank s runs call e + 1 only when all programs of rank s have
+finished call e (the calls follow one another on a stream), so nobody adds for a later call before all have added for this
+one. What a wait needs of a peer does not depend on anything that comes after the wait, so nobody waits in a circle. The
+number of the call lies in device memory, a word a program, so that a captured graph replays right.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import triton_dist
+from triton_dist import language as dl
+from triton_dist import shmem
+
+from .moe_dispatch import DTYPES
+
+
+@triton.jit
+def moe_combine_kernel(
+    y, weights, out, origin, number, rows, returned, filled, read, epochs,
+    T, H, topk, max_tokens, stride_y, stride_wt, stride_wk, stride_out, ctx,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    past = tl.max(tl.load(epochs + pid + tl.arange(0, 1)), 0)  # calls before this one
+    lane, h = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_H)
+
+    # Put the rows where they came from, once the last call's are read.
+    token = dl.wait(read, past * programs, ctx, "ge", world)
+    free = dl.consume_token(returned, token)
+    n = tl.max(tl.load(rows + tl.arange(0, 1)), 0)  # -1: the dispatch failed
+    start = pid * BLOCK_T
+    while start < n:
+        row = start + lane
+        valid = row < n
+        came = tl.load(origin + row, mask=valid, other=0)
+        peer = came // (max_tokens * topk)
+        slot = (came - peer * (max_tokens * topk)).to(tl.int64)
+        to = dl.symm_at(free + slot * H, peer, ctx)
+        of = y + row.to(tl.int64) * stride_y
+        for first in range(0, H, BLOCK_H):
+            mask = valid[:, None] & (first + h < H)[None, :]
+            tile = tl.load(of[:, None] + (first + h)[None, :], mask=mask)
+            tl.store(to[:, None] + (first + h)[None, :], tile, mask=mask)
+        start += programs * BLOCK_T
+    dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
+
+    # Sum the own tokens.
+    token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
+    returned = dl.consume_token(returned, token)
+    start = pid * BLOCK_T
+    while start < T:
+        t = (start + lane).to(tl.int64)
+        for first in range(0, H, BLOCK_H):
+            inside = (t < T)[:, None] & (first + h < H)[None, :]
+            acc = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
+            for j in range(0, topk):
+                kept = (tl.load(number + t * topk + j, mask=t < T, other=-1) >= 0) & (n >= 0)
+                weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=kept, other=0.0)
+                at = returned + (t * topk + j)[:, None] * H + (first + h)[None, :]
+                tile = tl.load(at, mask=inside & kept[:, None], other=0.0).to(tl.float32)
+                acc += weight[:, None] * tile
+            acc = tl.where(n < 0, float("nan"), acc)
+            tl.store(out + t[:, None] * stride_out + (first + h)[None, :], acc.to(out.dtype.element_ty), mask=inside)
+        start += programs * BLOCK_T
+    dl.notify_all(dl.signal_at(read, me), ctx, 1, "add")
+    tl.store(epochs + pid + tl.arange(0, 1), past + 1)
+
+
+def reference(x, topk_ids, weights, expert, num_experts):
+    """[T, H] of x's dtype, by plain torch and without ranks: sum over slots j of weights[t, j] * expert(e, x[t]).
+
+    `expert(e, rows)` maps rows [n, H] of x's dtype to rows of the same shape and dtype. The sum is in fp32, by slot.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for j in range(topk_ids.shape[1]):
+        for e in range(num_experts):
+            t = (topk_ids[:, j] == e).nonzero()[:, 0]
+            if len(t):
+                out[t] += weights[t, j, None] * expert(e, x[t]).float()
+    return out.to(x.dtype)
+
+
+def default_config():
+    """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
+    so there are no more of them than the device runs at a time."""
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_T=64, BLOCK_H=1024), 2
+    if triton_dist.backend == "nvidia":
+        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        return dict(BLOCK_T=8, BLOCK_H=512), programs
+    return dict(BLOCK_T=8, BLOCK_H=512), 20
+
+
+class MoeCombineContext:
+    """What `moe_combine` needs besides its operands. Made by `create_moe_combine_context`."""
+
+    def __init__(self, dispatch, dtype, config, programs):
+        self.dispatch, self.dtype, self.config, self.programs = dispatch, dtype, config, programs
+        self.table = shmem.context(dispatch.team)
+        slots = max(dispatch.max_tokens * dispatch.topk, 1)
+        self.returned = shmem.aclshmem_create_tensor((slots, dispatch.H), dtype)
+        self.filled, self.read = (shmem.create_signals(dispatch.num_ranks) for _ in range(2))
+        self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.returned.device)
+
+    def free(self):
+        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
+        for tensor in (self.returned, self.filled, self.read):
+            shmem.aclshmem_free_tensor(tensor)
+        self.returned = None
+
+    def check(self, y, weights, handle, out):
+        """Raises ValueError, naming rank and values, unless the operands fit."""
+        d, device = self.dispatch, self.epochs.device
+
+        def need(fits, text):
+            d.need(fits, text, "moe_combine")
+
+        need(self.returned is not None, "the context was freed")
+        need(handle.context is d, "the handle is of another dispatch context than the one this context was made for")
+        shapes = (("y", y, [d.max_rows, d.H]), ("weights", weights, [handle.num_tokens, d.topk]))
+        for name, tensor, shape in (*shapes, ("out", out, [handle.num_tokens, d.H])):
+            need(list(tensor.shape) == shape, f"{name} is {list(tensor.shape)}, it must be {shape}")
+            need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+        need(weights.dtype == torch.float32, f"weights is {weights.dtype}, it must be torch.float32")
+        for name, tensor in (("y", y), ("out", out)):
+            need(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
+            need(tensor.stride(1) == 1 or d.H == 1, f"{name} has strides {tensor.stride()}; its rows must be contiguous")
+
+
+def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None):
+    """Allocates what the operator needs, once. Collective over all ranks of the heap.
+
+    Args (equal on all ranks of the team):
+        dispatch: the MoeDispatchContext whose handles will be given; its team takes part. It may be freed before this one.
+        dtype: torch.float16, bfloat16 or float32, of the experts' rows and the result. None: as the dispatch's tokens.
+        config: dict that overrides entries of `default_config()[0]`.
+        programs: programs in the grid; not more than the device runs at a time.
+
+    Symmetric memory: max_tokens * topk * H elements and 2 * num_ranks signals.
+    Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
+    alike, before anybody communicates.
+    """
+    name = f"rank {shmem.my_pe()}: create_moe_combine_context"
+    dtype = dispatch.dtype if dtype is None else dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"{name}: dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
+    defaults, default_programs = default_config()
+    unknown = set(config or {}) - set(defaults)
+    if unknown:
+        raise ValueError(f"{name}: config has {sorted(unknown)}; known are {sorted(defaults)}")
+    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    shmem.check_alike(
+        f"create_moe_combine_context(max_tokens={dispatch.max_tokens}, hidden={dispatch.H}, topk={dispatch.topk}, {dtype}, "
+        f"config={config}, programs={programs})",
+        dispatch.team,
+    )
+    return MoeCombineContext(dispatch, dtype, config, programs)
+
+
+def moe_combine(y, weights, handle, context, out=None):
+    """out[t] = sum over the slots j of token t, in their order, of weights[t, j] * (row of that slot).
+
+    Args:
+        y: [max_rows, H] of the context's dtype, rows contiguous: the experts' results, row for row as `moe_dispatch` gave the
+            tokens. Any memory; rows from sum(counts) on are not read.
+        weights: [T, k] fp32, any strides; those of dropped slots are not read.
+        handle: of the `moe_dispatch` in question; it can be used more than once.
+        context: of `create_moe_combine_context`.
+        out: [T, H] with contiguous rows, written; None: a new tensor.
+
+    Returns: out. fp32 sums, one rounding; the same bits every time. A token without kept slots gives zeros. When the dispatch
+    failed (see there) everything is NaN.
+    All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated, and there is
+    no host synchronisation: the call can be captured in a CUDA graph.
+    Errors: ValueError before anything is launched when an operand does not fit the context.
+    """
+    d = context.dispatch
+    if out is None:
+        out = torch.empty(handle.num_tokens, d.H, dtype=context.dtype, device=context.epochs.device)
+    context.check(y, weights, handle, out)
+    moe_combine_kernel[(context.programs,)](
+        y, weights, out, handle.origin, handle.number, handle.rows, context.returned, context.filled, context.read,
+        context.epochs, handle.num_tokens, d.H, d.topk, d.max_tokens, y.stride(0), weights.stride(0), weights.stride(1),
+        out.stride(0), context.table, **context.config,
+    )  # fmt: skip
+    return out

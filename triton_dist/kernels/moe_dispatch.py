@@ -1,0 +1,494 @@
+"""MoE dispatch: every token to the ranks of its experts, grouped there by expert, in one kernel without a host barrier.
+
+    ctx = create_moe_dispatch_context(max_tokens, hidden, topk, num_experts, torch.bfloat16)   # once
+    tokens, counts, handle = moe_dispatch(x, topk_ids, ctx)                                    # any number of calls
+    ctx.free()
+
+A *slot* is one entry of topk_ids, a *row* one line of the result: a token appears in a row for each of its slots that
+lives here, but travels to a rank once.
+
+How it works. Every program numbers its tokens' slots by expert, and its tokens by the ranks that they go to. The sums
+over programs, one line of E + W + 1 numbers a rank, go to every rank (`counts`, signal `counted[s]`: set by one program of
+rank s to the number of the call). From that matrix all ranks derive the same things: where each rank's tokens begin in every
+inbox, the row of every slot, and whether anything overflows anywhere; if so nobody sends. Then a program puts its
+tokens into the inboxes, and for every slot two words: the token's place in the inbox and where it came from. `filled[s]`
+counts rank s's programs that have done so. At last the rows are gathered from the inbox into the result.
+
+Why nothing is overwritten early, whatever the number of ranks. A rank's counts of call e say that it has finished call
+e - 1, because its calls follow one another on its stream. Inbox and maps are written in call e only after the counts of
+all ranks for call e are here, so nobody still reads what call e - 1 left. The counts themselves are doubled by the
+parity of e: a rank that writes those of call e has finished call e - 1, for which it needed everybody's counts, so
+everybody had finished call e - 2. `filled` has several writers, but for the same reason none of them adds for call e + 1
+before its reader has finished call e. So no acknowledgements are needed. The number of the call lies in device memory, a
+word a program, so that a captured graph replays right.
+
+Sizes on the host. The number of rows is known to the devices alone. Results have the capacity of the context, `counts`
+(on the device) says how much of it is valid; nothing is synchronised for it. See `moe_dispatch` about `check`.
+"""
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+
+import triton_dist
+from triton_dist import language as dl
+from triton_dist import shmem
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PAYLOAD_FP8 = torch.float8_e4m3fn
+GROUP = 128  # columns that share an fp32 scale
+FP8_MAX = 448.0
+TINY = 2.0**-100  # a group's largest value counts as at least this: its scale must not vanish
+
+_GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constexpr(TINY)
+
+
+@triton.jit
+def _number(keys, valid, cursor, N: tl.constexpr):
+    """Numbers the valid ones among equal keys, from cursor[key] on and in order; moves the cursors."""
+    i = tl.arange(0, N)
+    same = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
+    earlier = tl.sum((same & (i[None, :] < i[:, None])).to(tl.int32), 1)
+    later = tl.sum((same & (i[None, :] > i[:, None])).to(tl.int32), 1)
+    number = tl.load(cursor + keys, mask=valid, other=0) + earlier
+    tl.debug_barrier()  # every thread has read the cursors
+    tl.store(cursor + keys, number + 1, mask=valid & (later == 0))
+    tl.debug_barrier()
+    return number
+
+
+@triton.jit
+def _expert(ids, at, mask, E):
+    """Expert of a slot as int32: -1 for a dropped one, E for any that does not exist."""
+    return tl.minimum(tl.maximum(tl.load(ids + at, mask=mask, other=-1), -1), E).to(tl.int32)
+
+
+@triton.jit
+def _count(
+    ids, owners, number, place, cursor, first, end, topk, stride_t, stride_k, E, world,
+    BLOCK_T: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Numbers the slots by expert and the tokens by rank; leaves in `cursor` [E + world + 1] how many there are."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32), mask=columns < E + world + 1)
+    tl.debug_barrier()
+    i = tl.arange(0, BLOCK_T * K_PAD)
+    j = i - i // K_PAD * K_PAD
+    start = first
+    while start < end:
+        t = start + i // K_PAD
+        inside = (t < end) & (j < topk)
+        e = _expert(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
+        kept = (e >= 0) & (e < E)
+        key = tl.where(e == E, E + world, tl.maximum(e, 0))
+        n = _number(key, e >= 0, cursor, BLOCK_T * K_PAD)
+        owner = tl.load(owners + tl.where(kept, e, 0), mask=kept, other=0)
+        twin = (t[:, None] == t[None, :]) & (owner[:, None] == owner[None, :]) & kept[None, :]
+        again = tl.sum((twin & (i[None, :] < i[:, None])).to(tl.int32), 1)
+        leads = kept & (again == 0)  # the first of the token's slots at this rank
+        p = _number(E + owner, leads, cursor, BLOCK_T * K_PAD)
+        tl.store(number + t * topk + j, tl.where(kept, n, -1), mask=inside)
+        tl.store(place + t * topk + j, tl.where(leads, p, -1), mask=inside)
+        start += BLOCK_T
+
+
+@triton.jit
+def _sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
+    total = tl.zeros((COLUMNS,), tl.int32)
+    i = tl.arange(0, 8)
+    for start in range(0, n, 8):
+        mask = (start + i < n)[:, None] & (columns < width)[None, :]
+        total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
+    return total
+
+
+@triton.jit
+def _send_rows(
+    x, inbox, scales, start, at, goes, H, stride_x, peer, ctx,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
+    to = at.to(tl.int64)
+    if FP8:
+        h = tl.arange(0, _GROUP)
+        groups = tl.cdiv(H, _GROUP)
+        for group in range(0, groups):
+            cols = (h + group * _GROUP)[None, :]
+            mask = goes[:, None] & (cols < H)
+            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(tile), 1), _TINY)
+            scale = tl.div_rn(largest, tl.full((BLOCK_T,), _FP8_MAX, tl.float32))
+            tile = tl.div_rn(tile, tl.broadcast_to(scale[:, None], (BLOCK_T, _GROUP)))
+            dl.remote_store(inbox + to[:, None] * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
+            dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes)
+    else:
+        h = tl.arange(0, BLOCK_H)
+        for first in range(0, H, BLOCK_H):
+            mask = goes[:, None] & (first + h < H)[None, :]
+            cols = (first + h)[None, :]
+            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask)
+            tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=mask)
+
+
+@triton.jit
+def moe_dispatch_kernel(
+    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
+    inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
+    T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    past = tl.max(tl.load(epochs + pid + tl.arange(0, 1)), 0)  # calls before this one
+    width = E + world + 1
+    c = tl.arange(0, COLUMNS)
+
+    # Count the own tokens, and tell all ranks.
+    share = tl.cdiv(T, programs)
+    begin = tl.minimum(pid * share, T)
+    end = tl.minimum(begin + share, T)
+    _count(ids, owners, number, place, partial + pid * width, begin, end, topk, stride_t, stride_k, E, world,
+           BLOCK_T, K_PAD, COLUMNS)  # fmt: skip
+    dl.notify(arrived, me, ctx, 1, "add")
+    matrix = counts + (past - past // 2 * 2) * world * width
+    d = pid
+    while d < world:
+        token = dl.wait(arrived, (past + 1) * programs, ctx)
+        line = _sum_lines(dl.consume_token(partial, token), programs, c, width, COLUMNS)
+        dl.remote_store(matrix + me * width + c, line, d, ctx, c < width)
+        dl.notify(dl.signal_at(counted, me), d, ctx, past + 1)
+        d += programs
+
+    # Where everything goes. Columns: E experts, then the tokens that go to each rank, then the ids that do not exist.
+    token = dl.wait(counted, past + 1, ctx, "ge", world)
+    matrix = dl.consume_token(matrix, token)
+    total = _sum_lines(matrix, world, c, width, COLUMNS)
+    begins = _sum_lines(matrix, me, c, width, COLUMNS) + _sum_lines(partial, pid, c, width, COLUMNS)
+    begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
+    wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
+    failed = (wrong > 0).to(tl.int32)
+    rows_here = 0
+    for d in range(0, world):
+        low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
+        rows = tl.sum(tl.where((c >= low) & (c < high), total, 0), 0)
+        received = tl.sum(tl.where(c == E + d, total, 0), 0)
+        begins -= tl.where((c >= low) & (c < high), tl.sum(tl.where(c < low, total, 0), 0), 0)
+        failed += (rows > max_rows).to(tl.int32) + (received > max_received).to(tl.int32)
+        rows_here = tl.where(d == me, rows, rows_here)
+        if pid == 0:
+            tl.store(totals + d * 3 + tl.arange(0, 1), received)
+            tl.store(totals + d * 3 + 1 + tl.arange(0, 1), rows)
+            tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
+    tl.store(base + pid * width + c, begins, mask=c < width)
+    tl.debug_barrier()
+    if pid == 0:
+        low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)
+        here = (c >= low) & (c < high)
+        tl.store(out_counts + tl.where(here, c - low, 0), tl.where(failed > 0, 0, total), mask=here)
+        tl.store(out_rows + tl.arange(0, 1), tl.where(failed > 0, -1, rows_here))
+
+    # Send the own tokens, each to a rank once, and tell for every slot which place in the inbox its row comes from.
+    t_lane, j = tl.arange(0, BLOCK_T), tl.arange(0, K_PAD)
+    start = begin
+    end = tl.where(failed > 0, begin, end)
+    while start < end:
+        t = (start + t_lane)[:, None]
+        inside = (t < end) & (j < topk)[None, :]
+        slot = t * topk + j[None, :]
+        n = tl.load(number + slot, mask=inside, other=-1)
+        p = tl.load(place + slot, mask=inside, other=-1)
+        kept, leads = n >= 0, p >= 0
+        e = tl.where(kept, _expert(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
+        owner = tl.load(owners + e, mask=kept, other=0)
+        row = tl.where(kept, n + tl.load(base + pid * width + e, mask=kept, other=0), 0)
+        spot = tl.where(leads, p + tl.load(base + pid * width + E + owner, mask=leads, other=0), 0)
+        for i in range(1, world + 1):
+            peer = dl.owner_first(i, me, world)  # the own rank last: the link starts first
+            here = kept & (owner == peer)
+            at = tl.sum(tl.where(leads & here, spot, 0), 1)
+            goes = tl.sum(here.to(tl.int32), 1) > 0
+            dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
+            dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
+            _send_rows(x, inbox, scales, start, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
+        start += BLOCK_T
+    dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
+
+    # Gather the rows.
+    token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
+    inbox = dl.consume_token(inbox, token)
+    h = tl.arange(0, BLOCK_H)
+    start = tl.where(failed > 0, rows_here, pid * BLOCK_T)
+    while start < rows_here:
+        row = start + t_lane
+        valid = row < rows_here
+        tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
+        at = tl.load(source + row, mask=valid, other=0).to(tl.int64)
+        row = row.to(tl.int64)
+        for first in range(0, H, BLOCK_H):
+            mask = valid[:, None] & (first + h < H)[None, :]
+            tile = tl.load(inbox + at[:, None] * H + (first + h)[None, :], mask=mask)
+            tl.store(out + row[:, None] * H + (first + h)[None, :], tile, mask=mask)
+        if FP8:
+            groups = tl.cdiv(H, _GROUP)
+            for group in range(0, groups):
+                tl.store(out_scales + row * groups + group, tl.load(scales + at * groups + group, mask=valid), mask=valid)
+        start += programs * BLOCK_T
+    tl.store(epochs + pid + tl.arange(0, 1), past + 1)
+
+
+def quantize(x):
+    """x [n, H] as fp8 and its fp32 scales [n, cdiv(H, 128)], by torch: x ~ payload * scale of the column's group."""
+    n, H = x.shape
+    groups = -(-H // GROUP)
+    wide = torch.nn.functional.pad(x.float(), (0, groups * GROUP - H)).view(n, groups, GROUP)
+    scale = wide.abs().amax(2).clamp_min(TINY) / FP8_MAX
+    payload = (wide / scale[:, :, None]).view(n, groups * GROUP)[:, :H]
+    return payload.to(PAYLOAD_FP8), scale
+
+
+def grouped(xs, ids, owners, rank):
+    """What rank `rank` gets, by plain torch, of all ranks' xs [[T_r, H]] and ids [[T_r, k]].
+
+    Returns: (rows [n, H], counts [experts of the rank], origins [n, 3]: source rank, token, slot).
+    """
+    own = [e for e, owner in enumerate(owners) if owner == rank]
+    rows, origins, counts = [], [], []
+    for e in own:
+        found = [(s, *pair) for s in range(len(xs)) for pair in (ids[s] == e).nonzero().tolist()]
+        rows += [xs[s][t] for s, t, _ in found]
+        origins += found
+        counts.append(len(found))
+    rows = torch.stack(rows) if rows else xs[0].new_empty(0, xs[0].shape[1])
+    return rows, torch.tensor(counts, dtype=torch.int32), torch.tensor(origins, dtype=torch.int64).view(-1, 3)
+
+
+def reference(x, topk_ids, owners, group=None):
+    """`grouped` for this rank, after everybody's tokens and ids were gathered over `group` by torch.distributed."""
+    said = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, (x.cpu(), topk_ids.cpu()), group=group)
+    return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
+
+
+def default_config():
+    """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
+    so there are no more of them than the device runs at a time."""
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_T=64, BLOCK_H=1024), 2
+    if triton_dist.backend == "nvidia":
+        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        return dict(BLOCK_T=8, BLOCK_H=512), programs
+    return dict(BLOCK_T=8, BLOCK_H=512), 20
+
+
+class MoeDispatchHandle:
+    """What a dispatch leaves for `moe_combine`, on this rank's device; valid until a dispatch writes into it again.
+
+    origin: [max_rows] int32, (source rank * max_tokens + token) * topk + slot of every row.
+    number: [max_tokens, topk] int32, of this rank's own slots; negative where a slot was dropped.
+    rows: [1] int32, rows of the result; -1 when the dispatch failed.
+    totals: [num_ranks, 3] int32, alike on all ranks: tokens received by each rank, its rows, and how many ids of all
+        ranks name no expert.
+    num_tokens: int, this rank's tokens. context: of the dispatch.
+    """
+
+    def __init__(self, context):
+        def empty(*shape):
+            return torch.empty(shape, dtype=torch.int32, device=context.epochs.device)
+
+        self.context, self.num_tokens = context, 0
+        self.origin, self.number = empty(context.max_rows), empty(context.max_tokens, context.topk)
+        self.rows, self.totals = empty(1), empty(context.num_ranks, 3)
+
+    def check(self):
+        """Raises on all ranks alike, with the same text, when the dispatch failed. Synchronises with the device."""
+        c = self.context
+        totals = self.totals.tolist()
+        if totals[0][2]:
+            raise ValueError(
+                f"moe_dispatch: {totals[0][2]} entries of the ranks' topk_ids name no expert: they go from 0 to {c.E - 1}"
+            )
+        for rank, (received, rows, _) in enumerate(totals):
+            for what, n, room in (("tokens", received, c.max_received), ("rows", rows, c.max_rows)):
+                if n > room:
+                    name = "max_received" if what == "tokens" else "max_rows"
+                    raise OverflowError(
+                        f"moe_dispatch: rank {rank} would get {n} {what}, the context holds {room}: nothing was sent; "
+                        f"raise {name} of create_moe_dispatch_context"
+                    )
+
+
+class MoeDispatchContext:
+    """What `moe_dispatch` needs besides its operands. Made by `create_moe_dispatch_context`."""
+
+    def __init__(self, max_tokens, H, topk, E, dtype, owners, max_received, max_rows, fp8, team, config, programs):
+        self.max_tokens, self.H, self.topk, self.E, self.dtype, self.owners = max_tokens, H, topk, E, dtype, owners
+        self.max_received, self.max_rows, self.fp8 = max_received, max_rows, fp8
+        self.team, self.config, self.programs = team, config, programs
+        self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        self.num_local_experts = owners.count(self.rank)
+        self.may_overflow = max_received < self.num_ranks * max_tokens or max_rows < self.num_ranks * max_tokens * topk
+        self.groups = triton.cdiv(H, GROUP)
+        width = E + self.num_ranks + 1
+        self.columns, self.k_pad = triton.next_power_of_2(width), triton.next_power_of_2(topk)
+        self.table = shmem.context(team)
+        received, rows = max(max_received, 1), max(max_rows, 1)
+        self.payload_dtype = PAYLOAD_FP8 if fp8 else dtype
+        self.inbox = shmem.aclshmem_create_tensor((received, H), self.payload_dtype)
+        self.scales = shmem.aclshmem_create_tensor((received if fp8 else 1, self.groups), torch.float32)
+        self.source, self.origin, self.counts = (
+            shmem.aclshmem_create_tensor(shape, torch.int32) for shape in ((rows,), (rows,), (2, self.num_ranks, width))
+        )
+        self.arrived = shmem.create_signals(1)
+        self.counted, self.filled = (shmem.create_signals(self.num_ranks) for _ in range(2))
+        device = self.inbox.device
+
+        def zeros(*shape):
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        first = [sum(owner < d for owner in owners) for d in range(self.num_ranks + 1)]
+        self.owner_table, self.first_expert = (
+            torch.tensor(values, dtype=torch.int32, device=device) for values in (owners, first)
+        )
+        self.place, self.partial, self.base = zeros(max_tokens, topk), zeros(programs, width), zeros(programs, width)
+        self.epochs = zeros(programs)
+
+    def free(self):
+        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
+        for name in ("inbox", "scales", "source", "origin", "counts", "arrived", "counted", "filled"):
+            shmem.aclshmem_free_tensor(getattr(self, name))
+        self.inbox = None
+
+    def empty(self):
+        """A result for `moe_dispatch(..., out=...)`: (tokens, counts, handle), or ((payload, scales), counts, handle)."""
+        device = self.epochs.device
+        tokens = torch.empty(self.max_rows, self.H, dtype=self.payload_dtype, device=device)
+        counts = torch.empty(self.num_local_experts, dtype=torch.int32, device=device)
+        if self.fp8:
+            tokens = tokens, torch.empty(self.max_rows, self.groups, dtype=torch.float32, device=device)
+        return tokens, counts, MoeDispatchHandle(self)
+
+    def need(self, fits, text, word="moe_dispatch"):
+        if not fits:
+            raise ValueError(f"rank {shmem.my_pe()}: {word}: {text}")
+
+    def check(self, x, ids, tokens, scales, counts, handle):
+        """Raises ValueError, naming rank and values, unless the operands fit."""
+        need, device = self.need, self.epochs.device
+        need(self.inbox is not None, "the context was freed")
+        need(x.dim() == 2 and x.shape[1] == self.H, f"x is {list(x.shape)}, the context was made for [T, {self.H}]")
+        need(x.shape[0] <= self.max_tokens, f"x has {x.shape[0]} tokens, the context was made for {self.max_tokens}")
+        shape = [x.shape[0], self.topk]
+        need(list(ids.shape) == shape, f"topk_ids is {list(ids.shape)}, it must be {shape}")
+        need(ids.dtype in (torch.int32, torch.int64), f"topk_ids is {ids.dtype}, it must be int32 or int64")
+        need(x.dtype == self.dtype, f"x is {x.dtype}, the context was made for {self.dtype}")
+        need(x.stride(1) == 1 or self.H == 1, f"x has strides {x.stride()}; its rows must be contiguous")
+        fits = handle.context is self and tokens.shape == (self.max_rows, self.H) and tokens.dtype == self.payload_dtype
+        fits = fits and counts.shape == (self.num_local_experts,) and counts.dtype == torch.int32
+        fits = fits and scales.shape[1] == self.groups and tokens.is_contiguous() and counts.is_contiguous()
+        need(fits, "out does not fit: make it with empty() of this context")
+        for name, tensor in (("x", x), ("topk_ids", ids), ("out", tokens)):
+            need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+
+
+def create_moe_dispatch_context(
+    max_tokens, hidden, topk, num_experts, dtype, placement=None, max_received=None, max_rows=None, fp8=False,
+    team=0, config=None, programs=None,
+):  # fmt: skip
+    """Allocates what the operator needs, once. Collective over all ranks of the heap.
+
+    Args (equal on all ranks of the team):
+        max_tokens: most tokens that a rank has in a call, 0 or more.
+        hidden, topk, num_experts: H, k and E, 1 or more.
+        dtype: torch.float16, bfloat16 or float32, of the tokens.
+        placement: list or int tensor [E], the team rank of every expert, not decreasing; a rank may have any number of
+            experts, also none. None: even, the first ranks have one more where E is not a multiple.
+        max_received: tokens that a rank can receive in a call. None: the worst case, num_ranks * max_tokens.
+        max_rows: rows that a rank's result can have. None: max_received * topk.
+        fp8: send e4m3 values with an fp32 scale for each 128 columns of a token.
+        team: team id of shmem; its ranks take part.
+        config: dict that overrides entries of `default_config()[0]`.
+        programs: programs in the grid; not more than the device runs at a time.
+
+    Symmetric memory: max_received * H elements of the payload (and its scales), 8 bytes a row, 2 * W * (E + W + 1) * 4 bytes
+    of counts, 2 * W + 1 signals.
+    Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
+    alike, before anybody communicates.
+    """
+    world = shmem.team_n_pes(team)
+    name = f"rank {shmem.my_pe()}: create_moe_dispatch_context"
+    sizes = dict(max_tokens=max_tokens, hidden=hidden, topk=topk, num_experts=num_experts)
+    for size, n in sizes.items():
+        if not isinstance(n, int) or n < (size != "max_tokens"):
+            raise ValueError(f"{name}: {size} is {n!r}: give an integer of {int(size != 'max_tokens')} or more")
+    if dtype not in DTYPES:
+        raise ValueError(f"{name}: dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
+    if placement is None:
+        each, more = divmod(num_experts, world)
+        placement = [r for r in range(world) for _ in range(each + (r < more))]
+    owners = [int(owner) for owner in placement]
+    if len(owners) != num_experts or owners != sorted(owners) or not all(0 <= owner < world for owner in owners):
+        raise ValueError(f"{name}: placement is {owners}: give {num_experts} ranks of 0 to {world - 1}, not decreasing")
+    max_received = world * max_tokens if max_received is None else max_received
+    max_rows = max_received * topk if max_rows is None else max_rows
+    for limit, n in (("max_received", max_received), ("max_rows", max_rows)):
+        if not isinstance(n, int) or n < 0:
+            raise ValueError(f"{name}: {limit} is {n!r}: give an integer of 0 or more")
+    if world * max_tokens * topk >= 2**31:
+        raise ValueError(f"{name}: {world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
+    defaults, default_programs = default_config()
+    unknown = set(config or {}) - set(defaults)
+    if unknown:
+        raise ValueError(f"{name}: config has {sorted(unknown)}; known are {sorted(defaults)}")
+    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    shmem.check_alike(
+        f"create_moe_dispatch_context(max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, "
+        f"{dtype}, placement={owners}, max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, "
+        f"config={config}, programs={programs})",
+        team,
+    )
+    return MoeDispatchContext(
+        max_tokens, hidden, topk, num_experts, dtype, owners, max_received, max_rows, bool(fp8), team, config, programs
+    )
+
+
+def moe_dispatch(x, topk_ids, context, out=None, check=None):
+    """Sends every token to the ranks of its experts.
+
+    Args:
+        x: [T, H], this rank's tokens, rows contiguous (any row stride); T from 0 to max_tokens may differ between ranks
+            and calls. Any memory.
+        topk_ids: [T, k] int32 or int64, any strides: experts 0 .. E - 1; negative: dropped. A token may name an expert more
+            than once; each slot is a row.
+        context: of `create_moe_dispatch_context`.
+        out: of `context.empty()` or an earlier result; None: new.
+        check: whether to look, after the call, if it failed, and raise (OverflowError when some rank's tokens or rows exceed
+            max_received or max_rows; ValueError for ids of E or more; on all ranks alike). That waits for the device. None:
+            only on `cpu` and when the context is smaller than the worst case. False: `handle.check()` does it at any time.
+
+    Returns: (tokens, counts, handle).
+        tokens: [max_rows, H] of x's dtype, with fp8 a pair: payload [max_rows, H] float8_e4m3fn and scales
+            [max_rows, cdiv(H, 128)] fp32. The first sum(counts) rows are valid, ordered by local expert, then source rank,
+            token and slot; always the same. The rest is left as it was.
+        counts: [local experts] int32, rows of each expert.
+        handle: a MoeDispatchHandle for `moe_combine`.
+    When a call failed, counts are zero, handle.rows is -1, and `moe_combine` gives NaN; the next call works.
+    All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated; with
+    check=False, too, there is no host synchronisation and the call can be captured in a CUDA graph.
+    Errors: ValueError before anything is launched when an operand does not fit the context.
+    """
+    tokens, counts, handle = out = context.empty() if out is None else out
+    tokens, scales = tokens if context.fp8 else (tokens, context.scales)
+    context.check(x, topk_ids, tokens, scales, counts, handle)
+    handle.num_tokens = x.shape[0]
+    c = context
+    moe_dispatch_kernel[(c.programs,)](
+        x, topk_ids, c.owner_table, c.first_expert, tokens, scales, counts, handle.number, handle.origin, handle.rows,
+        handle.totals, c.inbox, c.scales, c.source, c.origin, c.counts, c.arrived, c.counted, c.filled,
+        c.place, c.partial, c.base, c.epochs, x.shape[0], c.H, c.topk, c.E, c.max_tokens, c.max_received, c.max_rows,
+        x.stride(0), topk_ids.stride(0), topk_ids.stride(1), c.table,
+        **c.config, K_PAD=c.k_pad, COLUMNS=c.columns, FP8=c.fp8,
+    )  # fmt: skip
+    if check or (check is None and (context.may_overflow or triton_dist.backend == "cpu")):
+        handle.check()
+    return out
