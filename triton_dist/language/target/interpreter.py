@@ -219,6 +219,14 @@ def _signal(word, sig):
     return address, dtype, ctypes_of[name]
 
 
+def signal_at(sig, i):
+    if not isinstance(sig, tl.tensor) or not sig.dtype.is_ptr() or sig.dtype.element_ty.name not in SIGNAL_TYPES:
+        raise UnsupportedError(f"signal_at: sig must point to int32 or int64 signals, got {sig!r} ({scheduler.place()})")
+    if sig.type.is_block() or (isinstance(i, tl.tensor) and i.type.is_block()):
+        return sig + i * (context.SIGNAL_BYTES * 8 // sig.dtype.element_ty.primitive_bitwidth)
+    return handles.shifted(sig, _value(i) * context.SIGNAL_BYTES)
+
+
 def _signal_value(word, value, dtype):
     """An integer, wrapped to the signal's type as compiled code wraps it."""
     value = _value(value)
