@@ -72,6 +72,10 @@ def symm_at(ptr, peer, ctx):
     if not isinstance(ptr, tl.tensor) or not ptr.dtype.is_ptr():
         raise SymmetricAccessError(f"symm_at needs a pointer, got {ptr!r} ({scheduler.place()})")
     _check_local(ptr)
+    if isinstance(peer, tl.tensor) and peer.type.is_block():
+        deltas = np.array([_delta(p, table) for p in peer.handle.data.ravel().tolist()], np.int64)
+        moved = ptr.handle.data.view(np.int64) + deltas.reshape(peer.handle.data.shape)
+        return handles.tensor_of(handles.Handle(moved.view(np.uint64), ptr.dtype), moved.shape)
     return handles.shifted(ptr, _delta(peer, table))
 
 
