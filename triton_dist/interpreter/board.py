@@ -32,9 +32,10 @@ FAILED_GRACE_S, FAILED_BEFORE_GRACE_S = 1.0, 8.0
 IDLE_FROM_S, IDLE_WARN_S = 1.0, 4.0  # ranks that used no processor between these times of a wait are idle
 
 
-def wait_timeout():
-    """The limit of a wait in seconds: TRITON_DIST_WAIT_TIMEOUT, default 120 (the wheel's control_operation_timeout)."""
-    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", "120")
+def wait_timeout(default=None):
+    """The limit of a wait in seconds: TRITON_DIST_WAIT_TIMEOUT, else `default`, else 120 (as control_operation_timeout of the
+    wheel)."""
+    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", str(default or 120))
     try:
         seconds = float(text)
     except ValueError:
@@ -60,7 +61,7 @@ class Board:
         self.rank, self.world, self.lost = rank, world, lost
         self.row = self.head[rank]
         self.row[PID] = os.getpid()
-        self.limit = None  # seconds that a wait may last; None: wait_timeout()
+        self.limit = None  # seconds that a wait may last unless TRITON_DIST_WAIT_TIMEOUT says otherwise
         self.alone = lambda: threading.active_count() == 1  # another thread of this process could send a signal
 
     # -- what this rank does now
@@ -95,7 +96,7 @@ class Board:
         """
         since = since or time.monotonic_ns()
         before, self.published = int(self.row[STATE]), False
-        limit = timeout or self.limit or wait_timeout()
+        limit = timeout or wait_timeout(self.limit)
         try:
             self._wait(ready, describe, limit, loops, since)
         except BaseException:

@@ -29,7 +29,7 @@ COMPARE = {
 SYMBOL = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 # A poll loop of the user's own counts as blocked after so many turns and so many seconds in which it read nothing new.
-TURNS, TURNS_S = 5_000, 1.5
+TURNS, TURNS_S = 3_000, 1.5
 PLAIN_TURNS = 20_000  # the same for loops over loads that are not volatile, which may be no polls at all
 RERUN_S = 0.02  # settled loops are run again this often
 SLICE_S = 0.02  # a program that runs so long lets the others run, at its next access to memory

@@ -46,7 +46,7 @@ def symm_at(ptr, peer, ctx):
 
     Args:
         ptr: pointer, or block of pointers, into this rank's symmetric heap; any element type.
-        peer: team rank, int32 or int64 scalar; may be this rank.
+        peer: team rank, int32 or int64; may be this rank. A scalar, or a block that broadcasts with `ptr`: a peer a lane.
         ctx: context table.
 
     Returns: `ptr` moved by a multiple of 64 bytes, of the same shape and type; loads, stores, block pointers and tensor

@@ -26,7 +26,7 @@ def _require_signal(sig, WORD: tl.constexpr):
     )
 
 
-@device_function()
+@device_function(target.body("signal_at"))
 def signal_at(sig, i):
     """Pointer to the `i`-th signal of `shmem.create_signals(n)`: `sig + i * (64 // itemsize)`.
 

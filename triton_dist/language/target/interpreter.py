@@ -72,6 +72,10 @@ def symm_at(ptr, peer, ctx):
     if not isinstance(ptr, tl.tensor) or not ptr.dtype.is_ptr():
         raise SymmetricAccessError(f"symm_at needs a pointer, got {ptr!r} ({scheduler.place()})")
     _check_local(ptr)
+    if isinstance(peer, tl.tensor) and peer.type.is_block():
+        deltas = np.array([_delta(p, table) for p in peer.handle.data.ravel().tolist()], np.int64)
+        moved = ptr.handle.data.view(np.int64) + deltas.reshape(peer.handle.data.shape)
+        return handles.tensor_of(handles.Handle(moved.view(np.uint64), ptr.dtype), moved.shape)
     return handles.shifted(ptr, _delta(peer, table))
 
 
@@ -217,6 +221,14 @@ def _signal(word, sig):
         )
     memory.check_symmetric(address, address + dtype.itemsize, word)
     return address, dtype, ctypes_of[name]
+
+
+def signal_at(sig, i):
+    if not isinstance(sig, tl.tensor) or not sig.dtype.is_ptr() or sig.dtype.element_ty.name not in SIGNAL_TYPES:
+        raise UnsupportedError(f"signal_at: sig must point to int32 or int64 signals, got {sig!r} ({scheduler.place()})")
+    if sig.type.is_block() or (isinstance(i, tl.tensor) and i.type.is_block()):
+        return sig + i * (context.SIGNAL_BYTES * 8 // sig.dtype.element_ty.primitive_bitwidth)
+    return handles.shifted(sig, _value(i) * context.SIGNAL_BYTES)
 
 
 def _signal_value(word, value, dtype):

@@ -454,3 +454,27 @@ def test_the_interpreter_names_a_wrong_peer_and_an_address_that_is_not_symmetric
     if not triton_dist.interpreted:
         pytest.skip("compiled kernels check neither (debug=True checks the peer)")
     ranks(2).run(peers_and_pointers_that_are_wrong)
+
+
+@triton.jit
+def one_lane_from_every_peer(x, out, world, ctx, LANES: tl.constexpr):
+    lane = tl.arange(0, LANES)
+    peer = tl.minimum(lane, world - 1)
+    tl.store(out + lane, tl.load(dl.symm_at(x + lane, peer, ctx)))
+
+
+def lanes_of_all_peers():
+    world, me = shmem.pe_count(), shmem.my_pe()
+    x = shmem.aclshmem_create_tensor((8,), torch.int32)
+    x.copy_(torch.arange(8, dtype=torch.int32) + 100 * me)
+    shmem.barrier_all()
+    out = torch.full((8,), -1, dtype=torch.int32, device=shmem.device())
+    one_lane_from_every_peer[(1,)](x, out, world, shmem.context(), LANES=8)
+    shmem.barrier_all()
+    return out.cpu().tolist()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_block_of_peers_takes_each_lane_from_its_own(ranks, world):
+    expected = [100 * min(lane, world - 1) + lane for lane in range(8)]
+    assert ranks(world).run(lanes_of_all_peers) == [expected] * world

@@ -23,6 +23,9 @@ pytestmark = [
 ]
 
 
+SOON_S = 20  # a second or two on a machine of its own; tests may have to share theirs
+
+
 def line_of(mark):
     with open(__file__) as source:
         return next(i for i, text in enumerate(source, 1) if f"# {mark}" in text)
@@ -58,13 +61,13 @@ def deadlock(by_hand):
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["dl.wait", "user loop"])
-def test_a_signal_that_nobody_sends_is_reported_on_every_rank_within_5_s(by_hand):
+def test_a_signal_that_nobody_sends_is_reported_on_every_rank_soon(by_hand):
     ranks = Ranks(3)
     with ranks:
         results = ranks.run(deadlock, by_hand)
     line = line_of("the user's wait" if by_hand else "the library's wait")
     for rank, (text, seconds) in enumerate(results):
-        assert seconds < 5
+        assert seconds < SOON_S
         assert f"rank {rank}: deadlock: every rank is blocked" in text
         for peer in range(3):
             assert f"rank {peer}: kernel exchange" in text, text
@@ -82,7 +85,7 @@ def deadlock_between_kernel_and_barrier():
 
 def test_a_kernel_that_waits_for_a_rank_in_a_host_barrier_is_a_deadlock():
     for text, seconds in Ranks(2).run(deadlock_between_kernel_and_barrier):
-        assert seconds < 5
+        assert seconds < SOON_S
         assert "kernel exchange" in text and "barrier_all" in text and "test_reports.py" in text
 
 
