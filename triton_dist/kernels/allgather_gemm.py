@@ -68,7 +68,7 @@ def _tile(
         else:
             x = tl.load(a_ptrs, mask=a_mask & (k[None, :] < K - start), other=0.0)
             y = tl.load(b_ptrs, mask=b_mask & (k[:, None] < K - start), other=0.0)
-        acc = tl.dot(x, y, acc)
+        acc = tl.dot(x, y, acc, input_precision="ieee")
         a_ptrs += BLOCK_K
         b_ptrs += BLOCK_K * stride_bk
     c_ptrs = c + m[:, None].to(tl.int64) * stride_cm + n[None, :]

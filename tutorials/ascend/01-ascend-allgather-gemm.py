@@ -129,7 +129,7 @@ def multiply_chunk(
             else:
                 a = tl.load(a_ptrs, mask=a_mask & (offs_k[None, :] < K - k), other=0.0)
                 b = tl.load(b_ptrs, mask=b_mask & (offs_k[:, None] < K - k), other=0.0)
-            acc = tl.dot(a, b, acc)
+            acc = tl.dot(a, b, acc, input_precision="ieee")  # fp32 in fp32, not in tf32
             a_ptrs += BLOCK_K
             b_ptrs += BLOCK_K * N
         c_ptrs = c_ptr + offs_m[:, None].to(tl.int64) * N + offs_n[None, :]
