@@ -3,25 +3,14 @@
 A host barrier costs a few round trips to the store (well under a millisecond on one host); no operator needs one.
 """
 
-import os
 import time
 
-from ..errors import BackendError, PeerLostError, WaitTimeoutError
+from ..errors import PeerLostError, WaitTimeoutError
+from ..limits import wait_timeout
 from . import processes
 
 LOST_CHECK_S = 0.05
 LEAVE_S = 5.0
-
-
-def wait_limit(timeout):
-    """Seconds that a wait may last: `timeout`, else TRITON_DIST_WAIT_TIMEOUT, else 120."""
-    if timeout is not None:
-        return timeout
-    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", "120")
-    try:
-        return float(text)
-    except ValueError:
-        raise BackendError(f"TRITON_DIST_WAIT_TIMEOUT={text!r}: give a number of seconds") from None
 
 
 class StoreControl:
@@ -66,7 +55,7 @@ class StoreControl:
 
     def wait(self, ready, describe, timeout=None):
         """Returns when `ready()`; PeerLostError or WaitTimeoutError otherwise."""
-        limit, start = wait_limit(timeout), time.monotonic()
+        limit, start = wait_timeout(timeout), time.monotonic()
         last = start
         while not ready():
             now = time.monotonic()

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from .board import Board, wait_timeout
+from .board import Board
 from .handles import atomic
 from .launcher import install
 from .location import source_line
@@ -26,4 +26,4 @@ def atomic_add(address, value, itemsize=4):
     return atomic("add", address, value, np.dtype(f"i{itemsize}"))
 
 
-__all__ = ["Board", "atomic", "atomic_add", "attach", "detach", "install", "scheduler", "source_line", "wait_timeout"]
+__all__ = ["Board", "atomic", "atomic_add", "attach", "detach", "install", "scheduler", "source_line"]

@@ -15,7 +15,8 @@ import time
 
 import numpy as np
 
-from ..errors import BackendError, DeadlockError, PeerLostError, WaitTimeoutError
+from ..errors import DeadlockError, PeerLostError, WaitTimeoutError
+from ..limits import wait_timeout
 from .handles import atomic
 
 HOST, RUNNING, BLOCKED, FAILED = range(4)
@@ -30,19 +31,6 @@ LOST_CHECK_S = 0.05  # how often a waiting rank asks whether its peers are alive
 # it failed during the wait, longer when it had failed before.
 FAILED_GRACE_S, FAILED_BEFORE_GRACE_S = 1.0, 8.0
 IDLE_FROM_S, IDLE_WARN_S = 1.0, 4.0  # ranks that used no processor between these times of a wait are idle
-
-
-def wait_timeout(default=None):
-    """The limit of a wait in seconds: TRITON_DIST_WAIT_TIMEOUT, else `default`, else 120 (as control_operation_timeout of the
-    wheel)."""
-    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", str(default or 120))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise BackendError(f"TRITON_DIST_WAIT_TIMEOUT={text!r}: give a number of seconds greater than 0")
-    return seconds
 
 
 class Board:

@@ -21,7 +21,8 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .channels import WORDS, ChannelContext, end_epoch, next_epoch
+from .arguments import WORDS
+from .channels import ChannelContext, end_epoch, next_epoch
 
 
 @triton.jit

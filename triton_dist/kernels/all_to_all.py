@@ -34,8 +34,9 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
+from triton_dist.language.copy import copy
 
-from .local_copy import WORDS, as_words, copy
+from .arguments import WORDS, as_words, checked_config, device_programs, need, need_words
 
 COUNT_LANES = 16  # a rank's counts fill whole lines of 64 bytes
 BAD_COUNTS, CROWDED, UNEQUAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # status[1]
@@ -171,12 +172,8 @@ def reference(x, send_counts=None, group=None):
 def default_config(dtype):
     """(constexprs of the kernels, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
-    if triton_dist.backend == "cpu":
-        return dict(BLOCK=(1 << 20) // dtype.itemsize), 2
-    if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return dict(BLOCK=8192 // dtype.itemsize), programs
-    return dict(BLOCK=16384 // dtype.itemsize), 20
+    nbytes = {"cpu": 1 << 20, "nvidia": 8192}.get(triton_dist.backend, 16384)
+    return dict(BLOCK=nbytes // dtype.itemsize), device_programs()
 
 
 class AllToAllContext:
@@ -272,24 +269,13 @@ def create_all_to_all_context(max_rows, row_shape, dtype, team=0, config=None, p
     alike, before anybody communicates.
     """
     shape = tuple(row_shape) if isinstance(row_shape, (tuple, list)) else (row_shape,)
-    problem = None
-    if not isinstance(dtype, torch.dtype) or dtype.itemsize not in WORDS:
-        problem = f"dtype is {dtype}: give a torch dtype of 1, 2, 4 or 8 bytes"
-    elif not all(isinstance(n, int) and n >= 0 for n in (max_rows, *shape)):
-        problem = f"max_rows is {max_rows!r} and row_shape is {row_shape!r}: give integers of 0 or more"
-    elif max_rows >= 2**31:
-        problem = f"max_rows is {max_rows}: give less than 2**31"
-    if problem:
-        raise ValueError(f"rank {shmem.my_pe()}: create_all_to_all_context: {problem}")
-    defaults, default_programs = default_config(dtype)
-    unknown = set(config or {}) - set(defaults)
-    if unknown:
-        raise ValueError(f"create_all_to_all_context: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    config, programs = {**defaults, **(config or {})}, programs or default_programs
-    shmem.check_alike(
-        f"create_all_to_all_context(max_rows={max_rows}, row_shape={shape}, {dtype}, config={config}, programs={programs})",
-        team,
-    )
+    name = "create_all_to_all_context"
+    need_words(name, dtype)
+    sizes = all(isinstance(n, int) and n >= 0 for n in (max_rows, *shape))
+    need(name, sizes, f"max_rows is {max_rows!r} and row_shape is {row_shape!r}: give integers of 0 or more")
+    need(name, max_rows < 2**31, f"max_rows is {max_rows}: give less than 2**31")
+    config, programs = checked_config(name, default_config(dtype), config, programs)
+    shmem.check_alike(f"{name}(max_rows={max_rows}, row_shape={shape}, {dtype}, config={config}, programs={programs})", team)
     return AllToAllContext(max_rows, shape, dtype, team, config, programs)
 
 

@@ -25,7 +25,8 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .gemm_tile import store_tile, tile_product
 
 
 @triton.jit
@@ -46,33 +47,6 @@ def _put_chunk(
         sig = dl.signal_at(ready, buffer * world + me)
         n = tl.cast(rows, tl.int64) * K
         dl.put_signal(dst, a + start, n, sig, peer, ctx, 1, "add", pid, programs, COPY_BLOCK)
-
-
-@triton.jit
-def _tile(
-    a, b, c, pid_m, pid_n, rows, N, K, stride_bk, stride_bn, stride_cm,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
-    m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    a_ptrs = a + m[:, None].to(tl.int64) * K + k[None, :]
-    b_ptrs = b + k[:, None].to(tl.int64) * stride_bk + n[None, :].to(tl.int64) * stride_bn
-    a_mask = m[:, None] < rows
-    b_mask = n[None, :] < N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(a_ptrs, mask=a_mask, other=0.0)
-            y = tl.load(b_ptrs, mask=b_mask, other=0.0)
-        else:
-            x = tl.load(a_ptrs, mask=a_mask & (k[None, :] < K - start), other=0.0)
-            y = tl.load(b_ptrs, mask=b_mask & (k[:, None] < K - start), other=0.0)
-        acc = tl.dot(x, y, acc, input_precision="ieee")
-        a_ptrs += BLOCK_K
-        b_ptrs += BLOCK_K * stride_bk
-    c_ptrs = c + m[:, None].to(tl.int64) * stride_cm + n[None, :]
-    tl.store(c_ptrs, acc.to(c.dtype.element_ty), mask=a_mask & b_mask)
 
 
 @triton.jit
@@ -108,8 +82,11 @@ def allgather_gemm_kernel(
             tile = pid
             while tile < tiles_m * tiles_n:
                 pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
-                _tile(chunk, b, out, pid_m, pid_n, rows, N, K, stride_bk, stride_bn, stride_cm,
-                      BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)  # fmt: skip
+                row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
+                acc = tile_product(
+                    chunk, b, row, rows, col, N, K, K, 1, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K
+                )
+                store_tile(out, acc, row, rows, col, N, stride_cm, BLOCK_M, BLOCK_N)
                 tile += programs
         dl.fence_dot(ctx)
         for i in range(1, world):
@@ -130,11 +107,12 @@ def default_config(dtype):
     so there are no more of them than the device runs at a time."""
     tiles = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8, CHUNK_M=512, NUM_BUFFERS=2, COPY_BLOCK=4096)
     if triton_dist.backend == "cpu":  # an interpreter likes few programs and large tiles
-        return {**tiles, "BLOCK_M": 512, "BLOCK_N": 512, "BLOCK_K": 1024}, 2
-    if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return {**tiles, "BLOCK_K": 64 if dtype.itemsize == 2 else 32}, programs
-    return {**tiles, "BLOCK_N": 256}, 20
+        tiles.update(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024)
+    elif triton_dist.backend == "nvidia":
+        tiles.update(BLOCK_K=64 if dtype.itemsize == 2 else 32)
+    else:
+        tiles.update(BLOCK_N=256)
+    return tiles, device_programs()
 
 
 class AllGatherGemmContext:
@@ -160,20 +138,19 @@ class AllGatherGemmContext:
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
 
-        def need(fits, text):
-            if not fits:
-                raise ValueError(f"rank {shmem.my_pe()}: allgather_gemm: {text}")
+        def fit(fits, text):
+            need("allgather_gemm", fits, text)
 
-        need(self.staging is not None, "the context was freed")
-        need(tuple(a.shape) == (self.M, self.K), f"a is {list(a.shape)}, the context was made for [{self.M}, {self.K}]")
-        need(b.dim() == 2 and b.shape[0] == self.K, f"b is {list(b.shape)}, it must be [{self.K}, N]")
+        fit(self.staging is not None, "the context was freed")
+        fit(tuple(a.shape) == (self.M, self.K), f"a is {list(a.shape)}, the context was made for [{self.M}, {self.K}]")
+        fit(b.dim() == 2 and b.shape[0] == self.K, f"b is {list(b.shape)}, it must be [{self.K}, N]")
         rows = self.M * self.num_ranks
-        need(tuple(out.shape) == (rows, b.shape[1]), f"out is {list(out.shape)}, it must be [{rows}, {b.shape[1]}]")
+        fit(tuple(out.shape) == (rows, b.shape[1]), f"out is {list(out.shape)}, it must be [{rows}, {b.shape[1]}]")
         for name, tensor in (("a", a), ("b", b), ("out", out)):
-            need(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            need(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
-        need(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
-        need(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+            fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
+            fit(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
+        fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
+        fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
 
 
 def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None):
@@ -194,25 +171,13 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    problem = None
-    if dtype not in DTYPES:
-        problem = f"dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}"
-    elif not all(isinstance(n, int) and n >= 0 for n in (M, K)):
-        problem = f"M is {M!r} and K is {K!r}: give integers of 0 or more"
-    if problem:
-        raise ValueError(f"rank {shmem.my_pe()}: create_allgather_gemm_context: {problem}")
-    defaults, default_programs = default_config(dtype)
-    unknown = set(config or {}) - set(defaults)
-    if unknown:
-        raise ValueError(f"create_allgather_gemm_context: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    config, programs = {**defaults, **(config or {})}, default_programs if programs is None else programs
-    for name, value in {**config, "programs": programs}.items():
-        least = 2 if name == "NUM_BUFFERS" else 1  # with one buffer every rank would wait for the others to read it first
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"create_allgather_gemm_context: {name} is {value!r}: give an integer of {least} or more")
-    shmem.check_alike(
-        f"create_allgather_gemm_context(M={M}, K={K}, {dtype}, config={config}, programs={programs})", team
-    )
+    name = "create_allgather_gemm_context"
+    need_dtype(name, dtype, FLOATS)
+    sizes = all(isinstance(n, int) and n >= 0 for n in (M, K))
+    need(name, sizes, f"M is {M!r} and K is {K!r}: give integers of 0 or more")
+    least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
+    config, programs = checked_config(name, default_config(dtype), config, programs, ("num_warps", "num_stages"), least)
+    shmem.check_alike(f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs})", team)
     return AllGatherGemmContext(M, K, dtype, team, config, programs)
 
 

@@ -28,7 +28,8 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .channels import WORDS, ChannelContext, end_epoch, need, next_epoch
+from .arguments import WORDS, need
+from .channels import ChannelContext, end_epoch, next_epoch
 
 
 @triton.jit

@@ -15,10 +15,9 @@ import triton.language as tl
 import triton_dist
 from triton_dist import shmem
 
-ALIGN = 16  # elements to which slots and shares are rounded up, so that each begins on 16 bytes
+from .arguments import device_programs, need, need_dtype
 
-# Collectives that only move data move words: any dtype of these sizes does.
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ALIGN = 16  # elements to which slots and shares are rounded up, so that each begins on 16 bytes
 
 
 @triton.jit
@@ -36,28 +35,12 @@ def round_up(n, multiple=ALIGN):
     return -(-n // multiple) * multiple
 
 
-def default_programs():
-    """Channels that suit this process's platform: those of all ranks wait for one another, so there are no more of them
-    than the device runs at a time."""
-    if triton_dist.backend == "cpu":
-        return 2
-    if triton_dist.backend == "nvidia":
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return 20
-
-
 def default_block(itemsize, max_elements, programs):
     """Elements of a block: 8 KiB, 32 bytes a thread; on cpu, where an operation costs more than its data, a channel's
     whole share up to 256 KiB."""
     if triton_dist.backend == "cpu":
         return min(2**18 // itemsize, triton.next_power_of_2(max(-(-max_elements // programs), ALIGN)))
     return 8192 // itemsize
-
-
-def need(call, fits, text):
-    """Raises ValueError, naming this rank and the call, unless it fits."""
-    if not fits:
-        raise ValueError(f"rank {shmem.my_pe()}: {call}: {text}")
 
 
 def _span(tensor):
@@ -80,12 +63,12 @@ class ChannelContext:
 
     def __init__(self, name, max_elements, dtype, dtypes, team, programs, block, more=""):
         self.name, create = name, f"create_{name}_context"
-        need(create, dtype in dtypes, f"dtype is {dtype}: give one of {', '.join(map(str, dtypes))}")
+        need_dtype(create, dtype, dtypes)
         need(
             create, isinstance(max_elements, int) and max_elements >= 0,
             f"max_elements is {max_elements!r}: give an integer of 0 or more",
         )  # fmt: skip
-        programs = default_programs() if programs is None else programs
+        programs = device_programs() if programs is None else programs
         need(create, isinstance(programs, int) and programs >= 1, f"programs is {programs!r}: give 1 or more")
         block = default_block(dtype.itemsize, max_elements, programs) if block is None else block
         need(

@@ -37,7 +37,8 @@ import triton.language as tl
 from triton_dist import language as dl
 from triton_dist import shmem
 
-from .gemm_reduce_scatter import check_operands, first_tile, settle, store_tile, sum_tile, tile_product
+from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
+from .gemm_tile import store_tile, tile_product
 
 METHODS = ("one_shot", "two_shot")
 SLOTS = tl.constexpr(4)

@@ -34,40 +34,14 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .gemm_tile import store_tile, tile_product
 
 
 @triton.jit
 def first_tile(start, pid, programs):
     """The first of the tiles start, start + 1, ... that program `pid` computes, counted from `start`: dealt out in turn."""
     return (pid + programs - start % programs) % programs
-
-
-@triton.jit
-def tile_product(
-    a, b, row, last_row, col, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """a @ b in fp32, [BLOCK_M, BLOCK_N] from `row` and `col`; zeros from row `last_row` and column N on."""
-    m = row + tl.arange(0, BLOCK_M)
-    n = col + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    a_ptrs = a + m[:, None].to(tl.int64) * stride_am + k[None, :].to(tl.int64) * stride_ak
-    b_ptrs = b + k[:, None].to(tl.int64) * stride_bk + n[None, :].to(tl.int64) * stride_bn
-    a_mask = m[:, None] < last_row
-    b_mask = n[None, :] < N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(a_ptrs, mask=a_mask, other=0.0)
-            y = tl.load(b_ptrs, mask=b_mask, other=0.0)
-        else:
-            x = tl.load(a_ptrs, mask=a_mask & (k[None, :] < K - start), other=0.0)
-            y = tl.load(b_ptrs, mask=b_mask & (k[:, None] < K - start), other=0.0)
-        acc = tl.dot(x, y, acc, input_precision="ieee")  # fp32 stays fp32: no tf32
-        a_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_ak
-        b_ptrs += tl.cast(BLOCK_K, tl.int64) * stride_bk
-    return acc
 
 
 @triton.jit
@@ -81,15 +55,6 @@ def sum_tile(staging, ready, first_slot, stride, count, ctx, BLOCK_M: tl.constex
         slot = staging + tl.cast(first_slot + source * stride, tl.int64) * BLOCK_M * BLOCK_N
         total += tl.load(dl.consume_token(slot, token) + lanes)
     return total
-
-
-@triton.jit
-def store_tile(out, value, row, rows, col, N, stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """value [BLOCK_M, BLOCK_N] to rows and columns of `out` from `row` and `col`, as far as it has them."""
-    m = row + tl.arange(0, BLOCK_M)
-    n = col + tl.arange(0, BLOCK_N)
-    mask = (m[:, None] < rows) & (n[None, :] < N)
-    tl.store(out + m[:, None].to(tl.int64) * stride + n[None, :], value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -157,32 +122,21 @@ def reference(a, b, group=None):
 def default_config(dtype):
     """(constexprs and launch options of the kernel, programs) that suit this process's platform. Programs of all ranks
     wait for one another, so there are no more of them than the device runs at a time."""
+    config = dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8)
     if triton_dist.backend == "cpu":
-        return dict(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024, GROUP_M=8), 2
+        config = dict(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024, GROUP_M=8)
     if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        tile_k = 64 if dtype.itemsize == 2 else 32
-        return dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=tile_k, GROUP_M=8, num_warps=8), programs
-    return dict(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8), 20
+        config.update(BLOCK_K=64 if dtype.itemsize == 2 else 32, num_warps=8)
+    return config, device_programs()
 
 
 def settle(function, M, N, dtype, team, config, programs, more=""):
     """(config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
     CollectiveMismatchError when ranks differ; before anything is allocated."""
-
-    def need(fits, text):
-        if not fits:
-            raise ValueError(f"rank {shmem.my_pe()}: {function}: {text}")
-
-    need(dtype in DTYPES, f"dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
+    need_dtype(function, dtype, FLOATS)
     sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
-    need(sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
-    need(programs is None or (isinstance(programs, int) and programs >= 1), f"programs is {programs!r}: give 1 or more")
-    defaults, default_programs = default_config(dtype)
-    known = set(defaults) | {"num_warps", "num_stages"}
-    unknown = set(config or {}) - known
-    need(not unknown, f"config has {sorted(unknown)}; known are {sorted(known)}")
-    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
+    config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
     shmem.check_alike(f"{function}(M={M}, N={N}, {dtype}{more}, config={config}, programs={programs})", team)
     return config, programs
 
@@ -218,20 +172,19 @@ class GemmReduceScatterContext:
 def check_operands(function, context, a, b, out, rows):
     """ValueError, naming rank and values, unless a [M, K], b [K, N] and out [rows, N] fit the context."""
 
-    def need(fits, text):
-        if not fits:
-            raise ValueError(f"rank {shmem.my_pe()}: {function}: {text}")
+    def fit(fits, text):
+        need(function, fits, text)
 
     M, N = context.M, context.N
-    need(context.staging is not None, "the context was freed")
-    need(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
-    need(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
-    need(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
+    fit(context.staging is not None, "the context was freed")
+    fit(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
+    fit(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
+    fit(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
     for name, tensor in (("a", a), ("b", b), ("out", out)):
-        need(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
+        fit(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
         device = context.calls.device
-        need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
-    need(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+        fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+    fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
 
 
 def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None):

@@ -27,7 +27,7 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-from .moe_dispatch import DTYPES
+from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
 
 
 @triton.jit
@@ -100,12 +100,8 @@ def reference(x, topk_ids, weights, expert, num_experts):
 def default_config():
     """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
-    if triton_dist.backend == "cpu":
-        return dict(BLOCK_T=64, BLOCK_H=1024), 2
-    if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return dict(BLOCK_T=8, BLOCK_H=512), programs
-    return dict(BLOCK_T=8, BLOCK_H=512), 20
+    cpu = triton_dist.backend == "cpu"
+    return dict(BLOCK_T=64, BLOCK_H=1024) if cpu else dict(BLOCK_T=8, BLOCK_H=512), device_programs()
 
 
 class MoeCombineContext:
@@ -129,19 +125,19 @@ class MoeCombineContext:
         """Raises ValueError, naming rank and values, unless the operands fit."""
         d, device = self.dispatch, self.epochs.device
 
-        def need(fits, text):
-            d.need(fits, text, "moe_combine")
+        def fit(fits, text):
+            need("moe_combine", fits, text)
 
-        need(self.returned is not None, "the context was freed")
-        need(handle.context is d, "the handle is of another dispatch context than the one this context was made for")
+        fit(self.returned is not None, "the context was freed")
+        fit(handle.context is d, "the handle is of another dispatch context than the one this context was made for")
         shapes = (("y", y, [d.max_rows, d.H]), ("weights", weights, [handle.num_tokens, d.topk]))
         for name, tensor, shape in (*shapes, ("out", out, [handle.num_tokens, d.H])):
-            need(list(tensor.shape) == shape, f"{name} is {list(tensor.shape)}, it must be {shape}")
-            need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
-        need(weights.dtype == torch.float32, f"weights is {weights.dtype}, it must be torch.float32")
+            fit(list(tensor.shape) == shape, f"{name} is {list(tensor.shape)}, it must be {shape}")
+            fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+        fit(weights.dtype == torch.float32, f"weights is {weights.dtype}, it must be torch.float32")
         for name, tensor in (("y", y), ("out", out)):
-            need(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            need(tensor.stride(1) == 1 or d.H == 1, f"{name} has strides {tensor.stride()}; its rows must be contiguous")
+            fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
+            fit(tensor.stride(1) == 1 or d.H == 1, f"{name} has strides {tensor.stride()}; its rows must be contiguous")
 
 
 def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None):
@@ -157,15 +153,10 @@ def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None)
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    name = f"rank {shmem.my_pe()}: create_moe_combine_context"
+    name = "create_moe_combine_context"
     dtype = dispatch.dtype if dtype is None else dtype
-    if dtype not in DTYPES:
-        raise ValueError(f"{name}: dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
-    defaults, default_programs = default_config()
-    unknown = set(config or {}) - set(defaults)
-    if unknown:
-        raise ValueError(f"{name}: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    config, programs = {**defaults, **(config or {})}, programs or default_programs
+    need_dtype(name, dtype, FLOATS)
+    config, programs = checked_config(name, default_config(), config, programs, ("num_warps", "num_stages"))
     shmem.check_alike(
         f"create_moe_combine_context(max_tokens={dispatch.max_tokens}, hidden={dispatch.H}, topk={dispatch.topk}, {dtype}, "
         f"config={config}, programs={programs})",

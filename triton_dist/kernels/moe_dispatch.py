@@ -35,72 +35,15 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .moe_routing import count_slots, expert_of, expert_owners, grouped, sum_lines
+
 PAYLOAD_FP8 = torch.float8_e4m3fn
 GROUP = 128  # columns that share an fp32 scale
 FP8_MAX = 448.0
 TINY = 2.0**-100  # a group's largest value counts as at least this: its scale must not vanish
 
 _GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constexpr(TINY)
-
-
-@triton.jit
-def _number(keys, valid, cursor, N: tl.constexpr):
-    """Numbers the valid ones among equal keys, from cursor[key] on and in order; moves the cursors."""
-    i = tl.arange(0, N)
-    same = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
-    earlier = tl.sum((same & (i[None, :] < i[:, None])).to(tl.int32), 1)
-    later = tl.sum((same & (i[None, :] > i[:, None])).to(tl.int32), 1)
-    number = tl.load(cursor + keys, mask=valid, other=0) + earlier
-    tl.debug_barrier()  # every thread has read the cursors
-    tl.store(cursor + keys, number + 1, mask=valid & (later == 0))
-    tl.debug_barrier()
-    return number
-
-
-@triton.jit
-def _expert(ids, at, mask, E):
-    """Expert of a slot as int32: -1 for a dropped one, E for any that does not exist."""
-    return tl.minimum(tl.maximum(tl.load(ids + at, mask=mask, other=-1), -1), E).to(tl.int32)
-
-
-@triton.jit
-def _count(
-    ids, owners, number, place, cursor, first, end, topk, stride_t, stride_k, E, world,
-    BLOCK_T: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Numbers the slots by expert and the tokens by rank; leaves in `cursor` [E + world + 1] how many there are."""
-    columns = tl.arange(0, COLUMNS)
-    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32), mask=columns < E + world + 1)
-    tl.debug_barrier()
-    i = tl.arange(0, BLOCK_T * K_PAD)
-    j = i - i // K_PAD * K_PAD
-    start = first
-    while start < end:
-        t = start + i // K_PAD
-        inside = (t < end) & (j < topk)
-        e = _expert(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
-        kept = (e >= 0) & (e < E)
-        key = tl.where(e == E, E + world, tl.maximum(e, 0))
-        n = _number(key, e >= 0, cursor, BLOCK_T * K_PAD)
-        owner = tl.load(owners + tl.where(kept, e, 0), mask=kept, other=0)
-        twin = (t[:, None] == t[None, :]) & (owner[:, None] == owner[None, :]) & kept[None, :]
-        again = tl.sum((twin & (i[None, :] < i[:, None])).to(tl.int32), 1)
-        leads = kept & (again == 0)  # the first of the token's slots at this rank
-        p = _number(E + owner, leads, cursor, BLOCK_T * K_PAD)
-        tl.store(number + t * topk + j, tl.where(kept, n, -1), mask=inside)
-        tl.store(place + t * topk + j, tl.where(leads, p, -1), mask=inside)
-        start += BLOCK_T
-
-
-@triton.jit
-def _sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
-    total = tl.zeros((COLUMNS,), tl.int32)
-    i = tl.arange(0, 8)
-    for start in range(0, n, 8):
-        mask = (start + i < n)[:, None] & (columns < width)[None, :]
-        total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
-    return total
 
 
 @triton.jit
@@ -148,14 +91,14 @@ def moe_dispatch_kernel(
     share = tl.cdiv(T, programs)
     begin = tl.minimum(pid * share, T)
     end = tl.minimum(begin + share, T)
-    _count(ids, owners, number, place, partial + pid * width, begin, end, topk, stride_t, stride_k, E, world,
+    count_slots(ids, owners, number, place, partial + pid * width, begin, end, topk, stride_t, stride_k, E, world,
            BLOCK_T, K_PAD, COLUMNS)  # fmt: skip
     dl.notify(arrived, me, ctx, 1, "add")
     matrix = counts + (past - past // 2 * 2) * world * width
     d = pid
     while d < world:
         token = dl.wait(arrived, (past + 1) * programs, ctx)
-        line = _sum_lines(dl.consume_token(partial, token), programs, c, width, COLUMNS)
+        line = sum_lines(dl.consume_token(partial, token), programs, c, width, COLUMNS)
         dl.remote_store(matrix + me * width + c, line, d, ctx, c < width)
         dl.notify(dl.signal_at(counted, me), d, ctx, past + 1)
         d += programs
@@ -163,8 +106,8 @@ def moe_dispatch_kernel(
     # Where everything goes. Columns: E experts, then the tokens that go to each rank, then the ids that do not exist.
     token = dl.wait(counted, past + 1, ctx, "ge", world)
     matrix = dl.consume_token(matrix, token)
-    total = _sum_lines(matrix, world, c, width, COLUMNS)
-    begins = _sum_lines(matrix, me, c, width, COLUMNS) + _sum_lines(partial, pid, c, width, COLUMNS)
+    total = sum_lines(matrix, world, c, width, COLUMNS)
+    begins = sum_lines(matrix, me, c, width, COLUMNS) + sum_lines(partial, pid, c, width, COLUMNS)
     begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
     wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
     failed = (wrong > 0).to(tl.int32)
@@ -199,7 +142,7 @@ def moe_dispatch_kernel(
         n = tl.load(number + slot, mask=inside, other=-1)
         p = tl.load(place + slot, mask=inside, other=-1)
         kept, leads = n >= 0, p >= 0
-        e = tl.where(kept, _expert(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
+        e = tl.where(kept, expert_of(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
         owner = tl.load(owners + e, mask=kept, other=0)
         row = tl.where(kept, n + tl.load(base + pid * width + e, mask=kept, other=0), 0)
         spot = tl.where(leads, p + tl.load(base + pid * width + E + owner, mask=leads, other=0), 0)
@@ -237,6 +180,13 @@ def moe_dispatch_kernel(
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
+def reference(x, topk_ids, owners, group=None):
+    """`moe_routing.grouped` for this rank, after everybody's tokens and ids were gathered over `group` by torch.distributed."""
+    said = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, (x.cpu(), topk_ids.cpu()), group=group)
+    return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
+
+
 def quantize(x):
     """x [n, H] as fp8 and its fp32 scales [n, cdiv(H, 128)], by torch: x ~ payload * scale of the column's group."""
     n, H = x.shape
@@ -247,38 +197,11 @@ def quantize(x):
     return payload.to(PAYLOAD_FP8), scale
 
 
-def grouped(xs, ids, owners, rank):
-    """What rank `rank` gets, by plain torch, of all ranks' xs [[T_r, H]] and ids [[T_r, k]].
-
-    Returns: (rows [n, H], counts [experts of the rank], origins [n, 3]: source rank, token, slot).
-    """
-    own = [e for e, owner in enumerate(owners) if owner == rank]
-    rows, origins, counts = [], [], []
-    for e in own:
-        found = [(s, *pair) for s in range(len(xs)) for pair in (ids[s] == e).nonzero().tolist()]
-        rows += [xs[s][t] for s, t, _ in found]
-        origins += found
-        counts.append(len(found))
-    rows = torch.stack(rows) if rows else xs[0].new_empty(0, xs[0].shape[1])
-    return rows, torch.tensor(counts, dtype=torch.int32), torch.tensor(origins, dtype=torch.int64).view(-1, 3)
-
-
-def reference(x, topk_ids, owners, group=None):
-    """`grouped` for this rank, after everybody's tokens and ids were gathered over `group` by torch.distributed."""
-    said = [None] * dist.get_world_size(group)
-    dist.all_gather_object(said, (x.cpu(), topk_ids.cpu()), group=group)
-    return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
-
-
 def default_config():
     """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
-    if triton_dist.backend == "cpu":
-        return dict(BLOCK_T=64, BLOCK_H=1024), 2
-    if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return dict(BLOCK_T=8, BLOCK_H=512), programs
-    return dict(BLOCK_T=8, BLOCK_H=512), 20
+    cpu = triton_dist.backend == "cpu"
+    return dict(BLOCK_T=64, BLOCK_H=1024) if cpu else dict(BLOCK_T=8, BLOCK_H=512), device_programs()
 
 
 class MoeDispatchHandle:
@@ -368,27 +291,27 @@ class MoeDispatchContext:
             tokens = tokens, torch.empty(self.max_rows, self.groups, dtype=torch.float32, device=device)
         return tokens, counts, MoeDispatchHandle(self)
 
-    def need(self, fits, text, word="moe_dispatch"):
-        if not fits:
-            raise ValueError(f"rank {shmem.my_pe()}: {word}: {text}")
-
     def check(self, x, ids, tokens, scales, counts, handle):
         """Raises ValueError, naming rank and values, unless the operands fit."""
-        need, device = self.need, self.epochs.device
-        need(self.inbox is not None, "the context was freed")
-        need(x.dim() == 2 and x.shape[1] == self.H, f"x is {list(x.shape)}, the context was made for [T, {self.H}]")
-        need(x.shape[0] <= self.max_tokens, f"x has {x.shape[0]} tokens, the context was made for {self.max_tokens}")
+        device = self.epochs.device
+
+        def fit(fits, text):
+            need("moe_dispatch", fits, text)
+
+        fit(self.inbox is not None, "the context was freed")
+        fit(x.dim() == 2 and x.shape[1] == self.H, f"x is {list(x.shape)}, the context was made for [T, {self.H}]")
+        fit(x.shape[0] <= self.max_tokens, f"x has {x.shape[0]} tokens, the context was made for {self.max_tokens}")
         shape = [x.shape[0], self.topk]
-        need(list(ids.shape) == shape, f"topk_ids is {list(ids.shape)}, it must be {shape}")
-        need(ids.dtype in (torch.int32, torch.int64), f"topk_ids is {ids.dtype}, it must be int32 or int64")
-        need(x.dtype == self.dtype, f"x is {x.dtype}, the context was made for {self.dtype}")
-        need(x.stride(1) == 1 or self.H == 1, f"x has strides {x.stride()}; its rows must be contiguous")
+        fit(list(ids.shape) == shape, f"topk_ids is {list(ids.shape)}, it must be {shape}")
+        fit(ids.dtype in (torch.int32, torch.int64), f"topk_ids is {ids.dtype}, it must be int32 or int64")
+        fit(x.dtype == self.dtype, f"x is {x.dtype}, the context was made for {self.dtype}")
+        fit(x.stride(1) == 1 or self.H == 1, f"x has strides {x.stride()}; its rows must be contiguous")
         fits = handle.context is self and tokens.shape == (self.max_rows, self.H) and tokens.dtype == self.payload_dtype
         fits = fits and counts.shape == (self.num_local_experts,) and counts.dtype == torch.int32
         fits = fits and scales.shape[1] == self.groups and tokens.is_contiguous() and counts.is_contiguous()
-        need(fits, "out does not fit: make it with empty() of this context")
+        fit(fits, "out does not fit: make it with empty() of this context")
         for name, tensor in (("x", x), ("topk_ids", ids), ("out", tokens)):
-            need(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+            fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
 
 
 def create_moe_dispatch_context(
@@ -416,31 +339,19 @@ def create_moe_dispatch_context(
     alike, before anybody communicates.
     """
     world = shmem.team_n_pes(team)
-    name = f"rank {shmem.my_pe()}: create_moe_dispatch_context"
-    sizes = dict(max_tokens=max_tokens, hidden=hidden, topk=topk, num_experts=num_experts)
-    for size, n in sizes.items():
-        if not isinstance(n, int) or n < (size != "max_tokens"):
-            raise ValueError(f"{name}: {size} is {n!r}: give an integer of {int(size != 'max_tokens')} or more")
-    if dtype not in DTYPES:
-        raise ValueError(f"{name}: dtype is {dtype}: give one of {', '.join(map(str, DTYPES))}")
-    if placement is None:
-        each, more = divmod(num_experts, world)
-        placement = [r for r in range(world) for _ in range(each + (r < more))]
-    owners = [int(owner) for owner in placement]
-    if len(owners) != num_experts or owners != sorted(owners) or not all(0 <= owner < world for owner in owners):
-        raise ValueError(f"{name}: placement is {owners}: give {num_experts} ranks of 0 to {world - 1}, not decreasing")
+    name = "create_moe_dispatch_context"
+    for size, n in dict(max_tokens=max_tokens, hidden=hidden, topk=topk, num_experts=num_experts).items():
+        least = int(size != "max_tokens")
+        need(name, isinstance(n, int) and n >= least, f"{size} is {n!r}: give an integer of {least} or more")
+    need_dtype(name, dtype, FLOATS)
+    owners = expert_owners(name, placement, num_experts, world)
     max_received = world * max_tokens if max_received is None else max_received
     max_rows = max_received * topk if max_rows is None else max_rows
     for limit, n in (("max_received", max_received), ("max_rows", max_rows)):
-        if not isinstance(n, int) or n < 0:
-            raise ValueError(f"{name}: {limit} is {n!r}: give an integer of 0 or more")
-    if world * max_tokens * topk >= 2**31:
-        raise ValueError(f"{name}: {world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
-    defaults, default_programs = default_config()
-    unknown = set(config or {}) - set(defaults)
-    if unknown:
-        raise ValueError(f"{name}: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    config, programs = {**defaults, **(config or {})}, programs or default_programs
+        need(name, isinstance(n, int) and n >= 0, f"{limit} is {n!r}: give an integer of 0 or more")
+    slots = world * max_tokens * topk
+    need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
+    config, programs = checked_config(name, default_config(), config, programs, ("num_warps", "num_stages"))
     shmem.check_alike(
         f"create_moe_dispatch_context(max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, "
         f"{dtype}, placement={owners}, max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, "

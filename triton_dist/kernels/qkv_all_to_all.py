@@ -31,10 +31,10 @@ import triton.language as tl
 
 from triton_dist import language as dl
 from triton_dist import shmem
+from triton_dist.language.copy import copy_2d
 
-from .local_copy import WORDS, as_words, copy_2d
+from .arguments import WORDS, as_words, checked_config, need, need_words
 from .sequence_all_to_all import (
-    checked_config,
     default_config,
     gather_rows,
     row_stride,
@@ -162,21 +162,17 @@ def create_qkv_all_to_all_context(S, Hq, Hkv, D, dtype, team=0, config=None, pro
     """
     world = shmem.team_n_pes(team)
     lengths, problem = token_lengths(S, world)
-    if not isinstance(dtype, torch.dtype) or dtype.itemsize not in WORDS:
-        problem = f"dtype is {dtype}: give a torch dtype of 1, 2, 4 or 8 bytes"
-    elif not all(isinstance(n, int) and n >= 1 for n in (Hq, Hkv)) or not isinstance(D, int) or D < 0:
-        problem = f"Hq is {Hq!r}, Hkv is {Hkv!r} and D is {D!r}: give integers, heads of 1 or more, D of 0 or more"
-    elif Hq % world or Hq % Hkv:
-        problem = f"Hq is {Hq}: give a multiple of the {world} ranks and of Hkv = {Hkv}"
-    elif Hkv % world and world % Hkv:
-        problem = f"Hkv is {Hkv}: give a multiple or a divisor of the {world} ranks"
-    if problem:
-        raise ValueError(f"rank {shmem.my_pe()}: create_qkv_all_to_all_context: {problem}")
-    config, programs = checked_config("create_qkv_all_to_all_context", dtype, config, programs, default_config)
-    shmem.check_alike(
-        f"create_qkv_all_to_all_context(S={S}, Hq={Hq}, Hkv={Hkv}, D={D}, {dtype}, config={config}, programs={programs})",
-        team,
-    )
+    name = "create_qkv_all_to_all_context"
+    need(name, problem is None, problem)
+    need_words(name, dtype)
+    sizes = all(isinstance(n, int) and n >= 1 for n in (Hq, Hkv)) and isinstance(D, int) and D >= 0
+    need(name, sizes, f"Hq is {Hq!r}, Hkv is {Hkv!r} and D is {D!r}: give integers, heads of 1 or more, D of 0 or more")
+    even = Hq % world == 0 and Hq % Hkv == 0
+    need(name, even, f"Hq is {Hq}: give a multiple of the {world} ranks and of Hkv = {Hkv}")
+    shared = Hkv % world == 0 or world % Hkv == 0
+    need(name, shared, f"Hkv is {Hkv}: give a multiple or a divisor of the {world} ranks")
+    config, programs = checked_config(name, default_config(dtype), config, programs)
+    shmem.check_alike(f"{name}(S={S}, Hq={Hq}, Hkv={Hkv}, D={D}, {dtype}, config={config}, programs={programs})", team)
     return QkvAllToAllContext(lengths, Hq, Hkv, D, dtype, team, config, programs)
 
 

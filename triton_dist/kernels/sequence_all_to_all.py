@@ -36,8 +36,9 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
+from triton_dist.language.copy import copy_2d
 
-from .local_copy import WORDS, as_words, copy_2d
+from .arguments import WORDS, as_words, checked_config, device_programs, need, need_words
 
 
 @triton.jit
@@ -117,11 +118,8 @@ def default_config(dtype):
     """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
     if triton_dist.backend == "cpu":
-        return dict(BLOCK_M=256, BLOCK_N=2048), 2
-    if triton_dist.backend == "nvidia":
-        programs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-        return dict(BLOCK_M=16, BLOCK_N=512 // dtype.itemsize), programs
-    return dict(BLOCK_M=32, BLOCK_N=512 // dtype.itemsize), 20
+        return dict(BLOCK_M=256, BLOCK_N=2048), device_programs()
+    return dict(BLOCK_M=16 if triton_dist.backend == "nvidia" else 32, BLOCK_N=512 // dtype.itemsize), device_programs()
 
 
 class SequenceAllToAllContext:
@@ -191,15 +189,6 @@ def token_lengths(S, num_ranks):
     return list(lengths), None
 
 
-def checked_config(call, dtype, config, programs, default):
-    """(config, programs) with the defaults filled in; ValueError for an entry that does not exist."""
-    defaults, default_programs = default(dtype)
-    unknown = set(config or {}) - set(defaults)
-    if unknown:
-        raise ValueError(f"{call}: config has {sorted(unknown)}; known are {sorted(defaults)}")
-    return {**defaults, **(config or {})}, programs or default_programs
-
-
 def create_sequence_all_to_all_context(S, H, D, dtype, team=0, config=None, programs=None):
     """Allocates what both directions need, once. Collective over all ranks of the heap.
 
@@ -218,16 +207,13 @@ def create_sequence_all_to_all_context(S, H, D, dtype, team=0, config=None, prog
     alike, before anybody communicates.
     """
     lengths, problem = token_lengths(S, shmem.team_n_pes(team))
-    if not isinstance(dtype, torch.dtype) or dtype.itemsize not in WORDS:
-        problem = f"dtype is {dtype}: give a torch dtype of 1, 2, 4 or 8 bytes"
-    elif not all(isinstance(n, int) and n >= 0 for n in (H, D)):
-        problem = f"H is {H!r} and D is {D!r}: give integers of 0 or more"
-    if problem:
-        raise ValueError(f"rank {shmem.my_pe()}: create_sequence_all_to_all_context: {problem}")
-    config, programs = checked_config("create_sequence_all_to_all_context", dtype, config, programs, default_config)
-    shmem.check_alike(
-        f"create_sequence_all_to_all_context(S={S}, H={H}, D={D}, {dtype}, config={config}, programs={programs})", team
-    )
+    name = "create_sequence_all_to_all_context"
+    need(name, problem is None, problem)
+    need_words(name, dtype)
+    sizes = all(isinstance(n, int) and n >= 0 for n in (H, D))
+    need(name, sizes, f"H is {H!r} and D is {D!r}: give integers of 0 or more")
+    config, programs = checked_config(name, default_config(dtype), config, programs)
+    shmem.check_alike(f"{name}(S={S}, H={H}, D={D}, {dtype}, config={config}, programs={programs})", team)
     return SequenceAllToAllContext(lengths, H, D, dtype, team, config, programs)
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .. import context
 from . import target
+from .copy import copy, copy_2d
 from .device_function import device_function
 
 _RANK = tl.constexpr(context.RANK)
@@ -119,7 +120,8 @@ def put(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK: tl.constexpr = 1024):
 
     Ordering: plain stores; see `remote_store`. `put_signal` adds the signal.
     """
-    _copy(symm_at(dst, peer, ctx), src, n, pid, num_pids, BLOCK, "put")
+    _require_same_dtype(dst, src, "put")
+    copy(symm_at(dst, peer, ctx), src, n, pid, num_pids, BLOCK)
 
 
 @device_function(target.body("get"))
@@ -134,7 +136,8 @@ def get(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK: tl.constexpr = 1024):
     Ordering: plain loads; `wait` for the peer's signal first. When `get` returns, this program's later loads see what
     it copied after a `tl.debug_barrier()`.
     """
-    _copy(dst, symm_at(src, peer, ctx), n, pid, num_pids, BLOCK, "get")
+    _require_same_dtype(dst, src, "get")
+    copy(dst, symm_at(src, peer, ctx), n, pid, num_pids, BLOCK)
 
 
 @triton.jit
@@ -142,22 +145,6 @@ def _require_same_dtype(dst, src, WORD: tl.constexpr):
     TO: tl.constexpr = dst.dtype.element_ty.name
     FROM: tl.constexpr = src.dtype.element_ty.name
     tl.static_assert(TO == FROM, f"dl.{WORD} copies memory: dst ({TO}) and src ({FROM}) must have the same dtype")
-
-
-@triton.jit
-def _copy(dst, src, n, pid, num_pids, BLOCK: tl.constexpr, WORD: tl.constexpr):
-    _require_same_dtype(dst, src, WORD)
-    lanes = tl.arange(0, BLOCK)
-    whole = n // BLOCK
-    # Whole blocks without a mask: a mask by an n of unknown divisibility would make every access one element wide.
-    for block in range(pid, whole, num_pids):
-        start = tl.cast(block, tl.int64) * BLOCK
-        tl.store(dst + start + lanes, tl.load(src + start + lanes))
-    rest = n - whole * BLOCK
-    turn = whole - whole // num_pids * num_pids  # the program whose turn the last block is
-    if (rest > 0) & (turn == pid):
-        start = tl.cast(whole, tl.int64) * BLOCK
-        tl.store(dst + start + lanes, tl.load(src + start + lanes, mask=lanes < rest), mask=lanes < rest)
 
 
 @device_function(target.body("put_2d"))
@@ -180,9 +167,8 @@ def put_2d(
 
     Ordering: as `put`.
     """
-    _copy_2d(
-        symm_at(dst, peer, ctx), src, rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N, "put_2d"
-    )
+    _require_same_dtype(dst, src, "put_2d")
+    copy_2d(symm_at(dst, peer, ctx), src, rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N)
 
 
 @device_function(target.body("get_2d"))
@@ -199,29 +185,5 @@ def get_2d(
 
     Ordering: as `get`.
     """
-    _copy_2d(
-        dst, symm_at(src, peer, ctx), rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N, "get_2d"
-    )
-
-
-@triton.jit
-def _copy_2d(
-    dst, src, rows, cols, dst_stride, src_stride, pid, num_pids,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WORD: tl.constexpr,
-):  # fmt: skip
-    _require_same_dtype(dst, src, WORD)
-    tiles_n = tl.cdiv(cols, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)[:, None]
-    n = tl.arange(0, BLOCK_N)[None, :]
-    for tile in range(pid, tl.cdiv(rows, BLOCK_M) * tiles_n, num_pids):
-        tile_m = tile // tiles_n
-        row = tl.cast(tile_m, tl.int64) * BLOCK_M
-        col = tl.cast(tile - tile_m * tiles_n, tl.int64) * BLOCK_N
-        to = dst + (row * dst_stride + col) + (m.to(tl.int64) * dst_stride + n)
-        of = src + (row * src_stride + col) + (m.to(tl.int64) * src_stride + n)
-        if col + BLOCK_N <= cols:  # masked by rows alone, which leaves the accesses wide
-            inside = (row + m < rows) & (n < BLOCK_N)
-            tl.store(to, tl.load(of, mask=inside), mask=inside)
-        else:
-            inside = (row + m < rows) & (col + n < cols)
-            tl.store(to, tl.load(of, mask=inside), mask=inside)
+    _require_same_dtype(dst, src, "get_2d")
+    copy_2d(dst, symm_at(src, peer, ctx), rows, cols, dst_stride, src_stride, pid, num_pids, BLOCK_M, BLOCK_N)

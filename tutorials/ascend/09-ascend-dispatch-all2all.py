@@ -345,6 +345,8 @@ def main():
         parser.error("--tokens, --hidden, --topk and --experts must be at least 1, --warmup and --iters at least 0")
     if topk > E:
         parser.error(f"--topk {topk} is more than --experts {E}: a token goes to an expert once")
+    if not 0 <= args.drop <= 1:
+        parser.error(f"--drop is {args.drop}: give a share of 0 to 1")
     if "LOCAL_RANK" not in os.environ:
         parser.exit(
             2,

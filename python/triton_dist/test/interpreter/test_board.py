@@ -14,7 +14,8 @@ from triton_dist.errors import BackendError, DeadlockError, PeerLostError, WaitT
 pytestmark = pytest.mark.skipif(not triton_dist.interpreted, reason="checks the CPU engine; kernels are compiled here")
 
 if triton_dist.interpreted:
-    from triton_dist.interpreter.board import PID, Board, wait_timeout
+    from triton_dist.interpreter.board import PID, Board
+    from triton_dist.limits import wait_timeout
 
 
 def boards(world, lost=lambda: []):

@@ -48,13 +48,13 @@ def ptx(kernel, dtype, even_k):
 
 
 def main(out):
-    paths = {
-        "operator": ROOT / "triton_dist" / "kernels" / "allgather_gemm.py",
-        "tutorial": ROOT / "tutorials" / "ascend" / "01-ascend-allgather-gemm.py",
+    modules = {
+        "operator": importlib.import_module("triton_dist.kernels.allgather_gemm"),
+        "tutorial": load(ROOT / "tutorials" / "ascend" / "01-ascend-allgather-gemm.py"),
     }
     results = {}
-    for name, path in paths.items():
-        kernel = load(path).allgather_gemm_kernel
+    for name, module in modules.items():
+        kernel = module.allgather_gemm_kernel
         for dtype, even_k in (("fp16", True), ("bf16", False)):
             results[f"{name} {dtype}"] = ptx(kernel, dtype, even_k)
     Path(out).write_text(json.dumps(results))

@@ -77,6 +77,24 @@ def test_plain_python_explains_torchrun(name):
     assert "torchrun --nproc-per-node=2" in done.stderr and "Traceback" not in done.stderr
 
 
+WRONG = [
+    ("02-ascend-gemm-reduce-scatter.py", ["--M", "0"], "--M, --N and --K must be at least 1"),
+    ("04-ascend-reverse-all2all.py", ["--S", "0"], "--S, --H and --D must be at least 1"),
+    ("07-ascend-qkv-alltoall.py", ["--S", "0"], "--S, --Hq, --Hkv and --D must be at least 1"),
+    ("07-ascend-qkv-alltoall.py", ["--Hq", "7"], "--Hq is 7: give a multiple of the 2 ranks and of --Hkv 2"),
+    ("07-ascend-qkv-alltoall.py", ["--Hq", "6", "--Hkv", "4"], "--Hq is 6: give a multiple of the 2 ranks and of --Hkv 4"),
+    ("09-ascend-dispatch-all2all.py", ["--topk", "9", "--experts", "4"], "--topk 9 is more than --experts 4"),
+    ("10-ascend-combine-all2all.py", ["--drop", "1.5"], "--drop is 1.5: give a share of 0 to 1"),
+]
+
+
+@pytest.mark.parametrize("name, args, text", WRONG, ids=[f"{n[:2]}{''.join(a)}" for n, a, _ in WRONG])
+def test_wrong_sizes_are_named_before_any_rank_communicates(name, args, text):
+    code, out, err = torchrun(2, os.path.join(FOLDER, name), *args)
+    assert code != 0 and err.count(f"error: {text}") == 2, out + err  # each rank, for itself
+    assert "Traceback (most recent call last):\n  File \"" + FOLDER not in err and "initialized" not in out, out + err
+
+
 @pytest.mark.parametrize("name", ["03-ascend-gemm-allreduce-oneshot.py", "10-ascend-combine-all2all.py"])
 def test_with_iters_it_prints_times(name):
     code, out, err = torchrun(1, os.path.join(FOLDER, name), *TUTORIALS[name][1], "--iters", "2")

@@ -1,16 +1,7 @@
-"""Copies inside one rank's memory, split over the programs of a grid; and the dtype that a kernel which only moves
-data works in."""
+"""Copies between two places that this rank can address, split over programs: what puts, gets and local moves share."""
 
-import torch
 import triton
 import triton.language as tl
-
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # itemsize -> what is moved
-
-
-def as_words(tensor):
-    """A view of `tensor` as integers of its itemsize: every bit pattern survives, and no target needs to know fp8."""
-    return tensor.view(WORDS[tensor.dtype.itemsize])
 
 
 @triton.jit
@@ -18,11 +9,12 @@ def copy(dst, src, n, pid, num_pids, BLOCK: tl.constexpr):
     """n adjacent elements; this program does blocks pid, pid + num_pids, ..."""
     lanes = tl.arange(0, BLOCK)
     whole = n // BLOCK
-    for block in range(pid, whole, num_pids):  # whole blocks need no mask, which leaves the accesses wide
+    # Whole blocks without a mask: a mask by an n of unknown divisibility would make every access one element wide.
+    for block in range(pid, whole, num_pids):
         start = tl.cast(block, tl.int64) * BLOCK
         tl.store(dst + start + lanes, tl.load(src + start + lanes))
     rest = n - whole * BLOCK
-    turn = whole - whole // num_pids * num_pids
+    turn = whole - whole // num_pids * num_pids  # the program whose turn the last block is
     if (rest > 0) & (turn == pid):
         start = tl.cast(whole, tl.int64) * BLOCK
         tl.store(dst + start + lanes, tl.load(src + start + lanes, mask=lanes < rest), mask=lanes < rest)

@@ -1,0 +1,98 @@
+"""Routing of a mixture of experts: where the experts live, how many tokens go where, and which row each slot gets.
+
+A *slot* is one entry of topk_ids. The device functions number slots by expert and tokens by rank; `moe_dispatch` says what
+for.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .arguments import need
+
+
+def expert_owners(call, placement, num_experts, world):
+    """The rank of every expert, a list of ints: `placement`, or even when it is None, the first ranks having one more.
+    ValueError, naming rank and values, unless it is [num_experts], of ranks below `world`, and does not decrease."""
+    if placement is None:
+        each, more = divmod(num_experts, world)
+        return [r for r in range(world) for _ in range(each + (r < more))]
+    owners = [int(owner) for owner in placement]
+    fits = len(owners) == num_experts and owners == sorted(owners) and all(0 <= owner < world for owner in owners)
+    need(call, fits, f"placement is {owners}: give {num_experts} ranks of 0 to {world - 1}, not decreasing")
+    return owners
+
+
+def grouped(xs, ids, owners, rank):
+    """What rank `rank` gets, by plain torch, of all ranks' xs [[T_r, H]] and ids [[T_r, k]].
+
+    Returns: (rows [n, H], counts [experts of the rank], origins [n, 3]: source rank, token, slot).
+    """
+    own = [e for e, owner in enumerate(owners) if owner == rank]
+    rows, origins, counts = [], [], []
+    for e in own:
+        found = [(s, *pair) for s in range(len(xs)) for pair in (ids[s] == e).nonzero().tolist()]
+        rows += [xs[s][t] for s, t, _ in found]
+        origins += found
+        counts.append(len(found))
+    rows = torch.stack(rows) if rows else xs[0].new_empty(0, xs[0].shape[1])
+    return rows, torch.tensor(counts, dtype=torch.int32), torch.tensor(origins, dtype=torch.int64).view(-1, 3)
+
+
+@triton.jit
+def number_slots(keys, valid, cursor, N: tl.constexpr):
+    """Numbers the valid ones among equal keys, from cursor[key] on and in order; moves the cursors."""
+    i = tl.arange(0, N)
+    same = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
+    earlier = tl.sum((same & (i[None, :] < i[:, None])).to(tl.int32), 1)
+    later = tl.sum((same & (i[None, :] > i[:, None])).to(tl.int32), 1)
+    number = tl.load(cursor + keys, mask=valid, other=0) + earlier
+    tl.debug_barrier()  # every thread has read the cursors
+    tl.store(cursor + keys, number + 1, mask=valid & (later == 0))
+    tl.debug_barrier()
+    return number
+
+
+@triton.jit
+def expert_of(ids, at, mask, E):
+    """Expert of a slot as int32: -1 for a dropped one, E for any that does not exist."""
+    return tl.minimum(tl.maximum(tl.load(ids + at, mask=mask, other=-1), -1), E).to(tl.int32)
+
+
+@triton.jit
+def count_slots(
+    ids, owners, number, place, cursor, first, end, topk, stride_t, stride_k, E, world,
+    BLOCK_T: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Numbers the slots by expert and the tokens by rank; leaves in `cursor` [E + world + 1] how many there are."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32), mask=columns < E + world + 1)
+    tl.debug_barrier()
+    i = tl.arange(0, BLOCK_T * K_PAD)
+    j = i - i // K_PAD * K_PAD
+    start = first
+    while start < end:
+        t = start + i // K_PAD
+        inside = (t < end) & (j < topk)
+        e = expert_of(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
+        kept = (e >= 0) & (e < E)
+        key = tl.where(e == E, E + world, tl.maximum(e, 0))
+        n = number_slots(key, e >= 0, cursor, BLOCK_T * K_PAD)
+        owner = tl.load(owners + tl.where(kept, e, 0), mask=kept, other=0)
+        twin = (t[:, None] == t[None, :]) & (owner[:, None] == owner[None, :]) & kept[None, :]
+        again = tl.sum((twin & (i[None, :] < i[:, None])).to(tl.int32), 1)
+        leads = kept & (again == 0)  # the first of the token's slots at this rank
+        p = number_slots(E + owner, leads, cursor, BLOCK_T * K_PAD)
+        tl.store(number + t * topk + j, tl.where(kept, n, -1), mask=inside)
+        tl.store(place + t * topk + j, tl.where(leads, p, -1), mask=inside)
+        start += BLOCK_T
+
+
+@triton.jit
+def sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
+    total = tl.zeros((COLUMNS,), tl.int32)
+    i = tl.arange(0, 8)
+    for start in range(0, n, 8):
+        mask = (start + i < n)[:, None] & (columns < width)[None, :]
+        total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
+    return total

@@ -1,0 +1,18 @@
+"""How long a wait may last, on every platform."""
+
+import os
+
+from .errors import BackendError
+
+
+def wait_timeout(default=None):
+    """The limit of a wait in seconds: TRITON_DIST_WAIT_TIMEOUT, else `default`, else 120 (as control_operation_timeout of the
+    wheel)."""
+    text = os.environ.get("TRITON_DIST_WAIT_TIMEOUT", str(default or 120))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise BackendError(f"TRITON_DIST_WAIT_TIMEOUT={text!r}: give a number of seconds greater than 0")
+    return seconds
