@@ -45,7 +45,7 @@ class Lowered:
 
 
 def lower(fn, signature, constants=None, chip="Ascend910B2", options=None):
-    """Lowers a kernel; never raises for what the compiler says about it.
+    """Lowers a kernel as far as it goes; never raises for what the compiler says about it.
 
     Args:
         fn: a `triton.jit` function.
@@ -54,10 +54,20 @@ def lower(fn, signature, constants=None, chip="Ascend910B2", options=None):
         chip: one of CHIPS.
         options: compiler options of triton-ascend's backend by name, such as {"multibuffer": False}.
     """
-    out = Lowered(fn.__name__, chip)
+    out = to_ttadapter(fn, signature, constants, chip, options)
+    return to_hivm(out, options) if out.stage == "ttadapter" else out
+
+
+def _backend(chip, options):
     target = GPUTarget("npu", chip, 0)
     backend = make_backend(target)
-    options = backend.parse_options(dict(options or {}))
+    return target, backend, backend.parse_options(dict(options or {}))
+
+
+def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None):
+    """The first steps of `lower`, all that the host needs to execute a kernel."""
+    out = Lowered(fn.__name__, chip)
+    target, backend, options = _backend(chip, options)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -76,12 +86,12 @@ def lower(fn, signature, constants=None, chip="Ascend910B2", options=None):
         out.ttadapter, out.stage = stages["ttadapter"](module, metadata), "ttadapter"
     except subprocess.CalledProcessError as error:
         out.log = f"triton-adapter-opt ended with {error.returncode}\n{error.stderr.decode(errors='replace')}"
-        return out
-    return to_hivm(out, options)
+    return out
 
 
-def to_hivm(out, options):
-    """The last step: fills `hivm`, `stage` and `log` of a Lowered that has its ttadapter text."""
+def to_hivm(out, options=None):
+    """The last step: fills `hivm`, `stage` and `log` of a Lowered that has its ttadapter text; returns it."""
+    _, _, options = _backend(out.chip, options)
     flags = {
         "target": out.chip,
         "enable-hfusion-compile": "true",
