@@ -84,13 +84,13 @@ def _asked_for_by_a_source():
 
 
 def load(path):
-    """The module at `path`, a file. One of the package triton_dist is imported under its own name."""
+    """The module at `path`, a file. One of this repository's packages is imported under its own name."""
     path = Path(path).resolve()
     if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
         sys.meta_path.append(_Absent())
     _sources.append(path)
     try:
-        if path.is_relative_to(ROOT / "triton_dist"):
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ("triton_dist", "third_party"):
             return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         name = "source_" + "".join(c if c.isalnum() else "_" for c in path.stem)
         spec = importlib.util.spec_from_file_location(name, path)
