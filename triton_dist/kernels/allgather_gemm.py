@@ -6,11 +6,11 @@
 
 How it works. A shard is cut into chunks of CHUNK_M rows. Every program puts its share of chunk r + 1 into all peers'
 staging buffers, then multiplies its share of chunk r's tiles, own chunk first, then the peers' in the order in which they
-are served. `ready[buffer][s]` at the reader counts the programs of rank s that have put their part, `done[buffer][d]` at
-the writer counts the programs of rank d that have finished reading. Both only grow, over rounds and over calls, so no value
-of an earlier round or call can be taken for a later one's, and there is no barrier between calls. A signal serves one
-buffer: if it counted all rounds, a program that runs a round ahead would pay for one that is behind. The count of rounds so
-far lies in device memory, one word a program, so that a captured graph replays right.
+are served. `ready[s][p]` at the reader is the number of chunks of which program p of rank s has put its part, `done[d][p]` at
+the writer the number of chunks that program p of rank d has read. Each has one writer, which sets it (an add by a kernel
+with a product in it would count twice on Ascend), and only grows, over chunks and over calls: no value of an earlier one can
+be taken for a later one's, and there is no barrier between calls. The count of chunks so far lies in device memory, one word
+a program, so that a captured graph replays right.
 
 A slot is written again only when `done` says that every program of its reader has finished the round that used it last;
 a program waits for at most round r - 1 of its peers before it has put round r + 1, so nobody waits in a circle.
@@ -37,16 +37,32 @@ def _put_chunk(
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
-    buffer, uses = (past + r) % NUM_BUFFERS, (past + r) // NUM_BUFFERS
+    buffer, count = (past + r) % NUM_BUFFERS, past + r + 1
     slot = tl.cast(buffer * world + me, tl.int64) * CHUNK_M * K
     start = tl.cast(r * CHUNK_M, tl.int64) * K
     for i in range(1, world):
         peer = (me + world - i) % world  # serves first who reads this shard first
-        token = dl.wait(dl.signal_at(done, buffer * world + peer), uses * programs, ctx)
+        token = dl.wait(dl.signal_at(done, peer * programs), count - NUM_BUFFERS, ctx, "ge", programs)
         dst = dl.consume_token(staging + slot, token)
-        sig = dl.signal_at(ready, buffer * world + me)
+        sig = dl.signal_at(ready, me * programs + pid)
         n = tl.cast(rows, tl.int64) * K
-        dl.put_signal(dst, a + start, n, sig, peer, ctx, 1, "add", pid, programs, COPY_BLOCK)
+        dl.put_signal(dst, a + start, n, sig, peer, ctx, count, "set", pid, programs, COPY_BLOCK)
+
+
+@triton.jit
+def _multiply_chunk(
+    a, b, c, rows, N, K, stride_bk, stride_bn, stride_cm,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """c[rows, N] = a[rows, K] @ b; this program's share of the tiles."""
+    tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    while tile < tiles_m * tiles_n:
+        pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
+        row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
+        acc = tile_product(a, b, row, rows, col, N, K, K, 1, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
+        store_tile(c, acc, row, rows, col, N, stride_cm, BLOCK_M, BLOCK_N)
+        tile += tl.num_programs(0)
 
 
 @triton.jit
@@ -59,7 +75,6 @@ def allgather_gemm_kernel(
     pid, programs = tl.program_id(0), tl.num_programs(0)
     past = tl.max(tl.load(epochs + pid + tl.arange(0, 1)), 0)  # rounds of all earlier calls
     rounds = tl.cdiv(M, CHUNK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
 
     if rounds > 0:
         _put_chunk(a, staging, ready, done, M, K, 0, past, ctx, CHUNK_M, NUM_BUFFERS, COPY_BLOCK)
@@ -67,30 +82,24 @@ def allgather_gemm_kernel(
     while r < rounds:
         if r + 1 < rounds:
             _put_chunk(a, staging, ready, done, M, K, r + 1, past, ctx, CHUNK_M, NUM_BUFFERS, COPY_BLOCK)
-        buffer, uses = (past + r) % NUM_BUFFERS, (past + r) // NUM_BUFFERS
+        buffer, count = (past + r) % NUM_BUFFERS, past + r + 1
         first_row = tl.cast(r * CHUNK_M, tl.int64)
         rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
-        tiles_m = tl.cdiv(rows, BLOCK_M)
-        for i in range(0, world):
+        own = c + (tl.cast(me, tl.int64) * M + first_row) * stride_cm
+        _multiply_chunk(a + first_row * K, b, own, rows, N, K, stride_bk, stride_bn, stride_cm,
+                        BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K)  # fmt: skip
+        i = 1
+        while i < world:  # Ascend: in a `for` its matrix core would not wait for the chunk
             src = dl.owner_first(i, me, world)
-            chunk = a + first_row * K
-            if src != me:
-                slot = buffer * world + src
-                token = dl.wait(dl.signal_at(ready, slot), (uses + 1) * programs, ctx)
-                chunk = dl.consume_token(staging + tl.cast(slot, tl.int64) * CHUNK_M * K, token)
+            token = dl.wait(dl.signal_at(ready, src * programs), count, ctx, "ge", programs)
+            chunk = dl.consume_token(staging + tl.cast(buffer * world + src, tl.int64) * CHUNK_M * K, token)
             out = c + (tl.cast(src, tl.int64) * M + first_row) * stride_cm
-            tile = pid
-            while tile < tiles_m * tiles_n:
-                pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
-                row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
-                acc = tile_product(
-                    chunk, b, row, rows, col, N, K, K, 1, stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K
-                )
-                store_tile(out, acc, row, rows, col, N, stride_cm, BLOCK_M, BLOCK_N)
-                tile += programs
+            _multiply_chunk(chunk, b, out, rows, N, K, stride_bk, stride_bn, stride_cm,
+                            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, EVEN_K)  # fmt: skip
+            i += 1
         dl.fence_dot(ctx)
         for i in range(1, world):
-            dl.notify(dl.signal_at(done, buffer * world + me), (me + i) % world, ctx, 1, "add")
+            dl.notify(dl.signal_at(done, me * programs + pid), (me + i) % world, ctx, count)
         r += 1
     tl.store(epochs + pid + tl.arange(0, 1), past + rounds)
 
@@ -125,8 +134,8 @@ class AllGatherGemmContext:
         self.staging = shmem.aclshmem_create_tensor(
             (config["NUM_BUFFERS"], self.num_ranks, config["CHUNK_M"], K), dtype
         )
-        self.ready = shmem.create_signals(config["NUM_BUFFERS"] * self.num_ranks)
-        self.done = shmem.create_signals(config["NUM_BUFFERS"] * self.num_ranks)
+        self.ready = shmem.create_signals(self.num_ranks * programs)
+        self.done = shmem.create_signals(self.num_ranks * programs)
         self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.staging.device)
 
     def free(self):
@@ -164,10 +173,10 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
-    Lasts for 2^31 * NUM_BUFFERS / (programs * chunks in a shard) calls, for the signals are int32 and only grow: millions.
+    Lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions.
     Then make a new one.
 
-    Symmetric memory: NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * NUM_BUFFERS * num_ranks signals.
+    Symmetric memory: NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * num_ranks * programs signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """

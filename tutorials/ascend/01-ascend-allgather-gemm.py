@@ -52,15 +52,15 @@ G_IP_PORT = os.environ.get("G_IP_PORT", "")
 # "Symmetric" means: every rank has that buffer at the same place in its own heap. So this rank's pointer to a slot, plus
 # a peer, names the same slot in the peer's memory. `dl.put(dst, src, n, peer, ctx)` copies from here to there.
 #
-# Two arrays of signals say when. A signal is an integer with 64 bytes to itself. There is one for each buffer and rank:
+# Two arrays of signals say when. A signal is an integer with 64 bytes to itself. There is one for each program of each rank:
 #
-#     ready[buffer][s]   lives at the reader.  "Rank s has put its chunk into your slot."       added to by rank s
-#     done[buffer][d]    lives at the writer.  "Rank d has read your chunk; the slot is free."  added to by rank d
+#     ready[s][p]   lives at the reader.  "Program p of rank s has put its part of that many chunks."   set by that program
+#     done[d][p]    lives at the writer.  "Program p of rank d has read that many of your chunks."       set by that program
 #
-# Every program that did its part adds one, and nobody ever resets a signal: after a buffer's n-th use it stands at
-# n * programs. So a value left over from the last use can never be taken for this one's. Why a signal for each buffer, and
-# not one that counts all rounds? Because programs drift apart: one that is a round ahead would pay for one that is behind,
-# and the sum would be reached while a part of the chunk is still missing.
+# The counts go on over rounds and calls, and nobody ever resets them. So a value left over from the last round can never
+# be taken for this one's. Why a signal for each program, and not one that all of them add to? Programs drift apart: one that
+# is a round ahead would pay for one that is behind, and the sum would be reached while a part of the chunk is still missing.
+# (And on an NPU, a kernel with a product in it runs its signals on two vector cores: a set twice is a set, an add is not.)
 #
 # In a picture, for two ranks and two buffers:
 #
@@ -86,22 +86,21 @@ def put_chunk(
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
     rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
-    buffer = (first_round + r) % NUM_BUFFERS
-    uses = (first_round + r) // NUM_BUFFERS  # of this buffer, before this one
-    slot = buffer * world + me
+    count = first_round + r + 1  # of chunks, this one included
+    slot = (first_round + r) % NUM_BUFFERS * world + me
     src = a_ptr + tl.cast(r * CHUNK_M, tl.int64) * K
     dst = staging_ptr + tl.cast(slot, tl.int64) * CHUNK_M * K
     for i in range(1, world):
         # The peer that multiplies our chunk first is served first: it is the one whose next neighbour we are.
         peer = (me + world - i) % world
         # The slot is free when all programs of the peer have finished the round that used it last.
-        token = dl.wait(dl.signal_at(done_ptr, buffer * world + peer), uses * programs, ctx)
+        token = dl.wait(dl.signal_at(done_ptr, peer * programs), count - NUM_BUFFERS, ctx, "ge", programs)
         free = dl.consume_token(dst, token)  # costs nothing; it says what the wait was for
         # All programs share the copy, 4096 elements at a time in turn (enough for 16 bytes or more a thread of a GPU);
-        # each of them adds one to the peer's signal after its own part.
-        sig = dl.signal_at(ready_ptr, slot)
+        # each of them sets its own signal at the peer after its own part.
+        sig = dl.signal_at(ready_ptr, me * programs + pid)
         n = tl.cast(rows, tl.int64) * K
-        dl.put_signal(free, src, n, sig, peer, ctx, 1, "add", pid, programs, 4096)
+        dl.put_signal(free, src, n, sig, peer, ctx, count, "set", pid, programs, 4096)
 
 
 @triton.jit
@@ -153,6 +152,7 @@ def allgather_gemm_kernel(
 ):  # fmt: skip
     me = dl.rank(ctx)
     world = dl.num_ranks(ctx)
+    pid = tl.program_id(0)
     programs = tl.num_programs(0)
     rounds = tl.cdiv(M, CHUNK_M)
 
@@ -165,23 +165,25 @@ def allgather_gemm_kernel(
 
         # ... while round r is multiplied: the own chunk first, straight from A, then the peers' as they arrive.
         rows = tl.minimum(CHUNK_M, M - r * CHUNK_M)
-        buffer = (first_round + r) % NUM_BUFFERS
-        uses = (first_round + r) // NUM_BUFFERS
-        for i in range(0, world):
+        count = first_round + r + 1
+        own = a_ptr + tl.cast(r * CHUNK_M, tl.int64) * K
+        c_rows = c_ptr + (tl.cast(me, tl.int64) * M + r * CHUNK_M) * N
+        multiply_chunk(own, b_ptr, c_rows, rows, N, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
+        i = 1
+        while i < world:  # not a `for`: an NPU's compiler would let the matrix cores run ahead of the wait
             src = dl.owner_first(i, me, world)
-            chunk = a_ptr + tl.cast(r * CHUNK_M, tl.int64) * K
-            if src != me:
-                slot = buffer * world + src
-                token = dl.wait(dl.signal_at(ready_ptr, slot), (uses + 1) * programs, ctx)
-                chunk = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK_M * K, token)
+            token = dl.wait(dl.signal_at(ready_ptr, src * programs), count, ctx, "ge", programs)
+            slot = (first_round + r) % NUM_BUFFERS * world + src
+            chunk = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK_M * K, token)
             c_rows = c_ptr + (tl.cast(src, tl.int64) * M + r * CHUNK_M) * N
             multiply_chunk(chunk, b_ptr, c_rows, rows, N, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
+            i += 1
 
         # This program needs the slots of round r no more. `notify` is a release: it cannot overtake the loads above. (On
         # an NPU the matrix cores work apart from the cores that notify; `fence_dot` makes these wait for those.)
         dl.fence_dot(ctx)
         for i in range(1, world):
-            dl.notify(dl.signal_at(done_ptr, buffer * world + me), (me + i) % world, ctx, 1, "add")
+            dl.notify(dl.signal_at(done_ptr, me * programs + pid), (me + i) % world, ctx, count)
         r += 1
 
 
@@ -212,8 +214,8 @@ class AllGatherGemm:
         # `create_tensor` is collective: all ranks ask for the same, in the same order.
         staging = (self.config["NUM_BUFFERS"], world, self.config["CHUNK_M"], K)
         self.staging = shmem.aclshmem_create_tensor(staging, dtype, device_id)
-        self.ready = shmem.create_signals(self.config["NUM_BUFFERS"] * world)
-        self.done = shmem.create_signals(self.config["NUM_BUFFERS"] * world)
+        self.ready = shmem.create_signals(world * self.programs)
+        self.done = shmem.create_signals(world * self.programs)
         self.ctx = shmem.context()
 
     def __call__(self, a, b):

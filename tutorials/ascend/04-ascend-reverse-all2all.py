@@ -132,20 +132,19 @@ def consume(
         rows = tl.minimum(CHUNK, S - r * CHUNK)
         buffer = (first_round + r) % NUM_BUFFERS
         uses = (first_round + r) // NUM_BUFFERS
-        for i in range(0, world):
+        y_rows = y_ptr + tl.cast(r * CHUNK, tl.int64) * y_stride
+        # The own chunk comes first and straight from X: no wait, while the peers' are on their way.
+        own = x_ptr + (tl.cast(me, tl.int64) * S + r * CHUNK) * cols
+        copy_tokens(y_rows + me * cols, own, rows, cols, y_stride, cols, consumer, CONSUMERS, BLOCK_M, BLOCK_N)
+        for i in range(1, world):
             src = dl.owner_first(i, me, world)
-            y_rows = y_ptr + tl.cast(r * CHUNK, tl.int64) * y_stride + src * cols
-            # The own chunk comes first and straight from X: no wait, while the peers' are on their way.
-            chunk = x_ptr + (tl.cast(me, tl.int64) * S + r * CHUNK) * cols
-            if src != me:
-                slot = buffer * world + src
-                token = dl.wait(dl.signal_at(ready_ptr, slot), (uses + 1) * PRODUCERS, ctx)
-                chunk = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK * cols, token)
-            copy_tokens(y_rows, chunk, rows, cols, y_stride, cols, consumer, CONSUMERS, BLOCK_M, BLOCK_N)
-            if src != me:
-                # Rank s may write this slot again, as far as this consumer is concerned. `notify` is a release for
-                # loads as well: it cannot overtake the copy above.
-                dl.notify(dl.signal_at(done_ptr, buffer * world + me), src, ctx, 1, "add")
+            slot = buffer * world + src
+            token = dl.wait(dl.signal_at(ready_ptr, slot), (uses + 1) * PRODUCERS, ctx)
+            chunk = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK * cols, token)
+            copy_tokens(y_rows + src * cols, chunk, rows, cols, y_stride, cols, consumer, CONSUMERS, BLOCK_M, BLOCK_N)
+            # Rank s may write this slot again, as far as this consumer is concerned. `notify` is a release for loads as
+            # well: it cannot overtake the copy above.
+            dl.notify(dl.signal_at(done_ptr, buffer * world + me), src, ctx, 1, "add")
         r += 1
 
 

@@ -118,13 +118,15 @@ def take_chunk(
     me = dl.rank(ctx)
     world = dl.num_ranks(ctx)
     rows = tl.minimum(CHUNK, S - r * CHUNK)
-    for src in range(0, world):
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    y_rows = y_ptr + tl.cast(r * CHUNK, tl.int64) * world * cols
+    own = x_ptr + (tl.cast(me, tl.int64) * S + r * CHUNK) * cols  # it never left X
+    copy_tokens(y_rows + me * cols, own, rows, cols, world * cols, cols, pid, programs, BLOCK_M, BLOCK_N)
+    for i in range(1, world):
+        src = dl.owner_first(i, me, world)
         slot = (first_round + r) % 2 * world + src
         chunk = staging_ptr + tl.cast(slot, tl.int64) * CHUNK * cols
-        if src == me:  # the own chunk never left X
-            chunk = x_ptr + (tl.cast(me, tl.int64) * S + r * CHUNK) * cols
-        y_rows = y_ptr + tl.cast(r * CHUNK, tl.int64) * world * cols + src * cols
-        copy_tokens(y_rows, chunk, rows, cols, world * cols, cols, tl.program_id(0), tl.num_programs(0), BLOCK_M, BLOCK_N)
+        copy_tokens(y_rows + src * cols, chunk, rows, cols, world * cols, cols, pid, programs, BLOCK_M, BLOCK_N)
 
 
 # %%

@@ -87,6 +87,18 @@ def copy_tokens(
 
 
 @triton.jit
+def copy_parts(
+    q_out_ptr, k_out_ptr, v_out_ptr, to, q, k, v, rows, q_cols, kv_cols, q_step, kv_step,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The three parts of `rows` tokens to rows `to`, `to` + 1, ... of the three results; this program's share."""
+    pid, programs = tl.program_id(0), tl.num_programs(0)
+    copy_tokens(q_out_ptr + to * q_cols, q, rows, q_cols, q_cols, q_step, pid, programs, BLOCK_M, BLOCK_N)
+    copy_tokens(k_out_ptr + to * kv_cols, k, rows, kv_cols, kv_cols, kv_step, pid, programs, BLOCK_M, BLOCK_N)
+    copy_tokens(v_out_ptr + to * kv_cols, v, rows, kv_cols, kv_cols, kv_step, pid, programs, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
 def put_chunk(
     q_ptr, k_ptr, v_ptr, staging_ptr, ready_ptr, done_ptr, S, q_cols, kv_cols, q_stride, kv_stride, copies,
     r, first_round, ctx, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -130,7 +142,6 @@ def qkv_all_to_all_kernel(
 ):  # fmt: skip
     me = dl.rank(ctx)
     world = dl.num_ranks(ctx)
-    pid = tl.program_id(0)
     programs = tl.num_programs(0)
     row = q_cols + 2 * kv_cols
 
@@ -148,24 +159,19 @@ def qkv_all_to_all_kernel(
         first = tl.cast(r * CHUNK, tl.int64)
         buffer = (first_round + r) % 2
         uses = (first_round + r) // 2
-        for i in range(0, world):
+        kv = first * kv_stride + me // copies * kv_cols
+        copy_parts(q_out_ptr, k_out_ptr, v_out_ptr, tl.cast(me, tl.int64) * S + first,
+                   q_ptr + first * q_stride + me * q_cols, k_ptr + kv, v_ptr + kv,
+                   rows, q_cols, kv_cols, q_stride, kv_stride, BLOCK_M, BLOCK_N)  # fmt: skip
+        for i in range(1, world):
             src = dl.owner_first(i, me, world)
-            kv = first * kv_stride + me // copies * kv_cols
-            q, k, v = q_ptr + first * q_stride + me * q_cols, k_ptr + kv, v_ptr + kv
-            q_step, kv_step = q_stride, kv_stride
-            if src != me:
-                slot = buffer * world + src
-                token = dl.wait(dl.signal_at(ready_ptr, slot), (uses + 1) * programs, ctx)
-                q = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK * row, token)
-                k, v = q + q_cols, q + q_cols + kv_cols
-                q_step, kv_step = row, row
-            to = tl.cast(src, tl.int64) * S + first
-            copy_tokens(q_out_ptr + to * q_cols, q, rows, q_cols, q_cols, q_step, pid, programs, BLOCK_M, BLOCK_N)
-            copy_tokens(k_out_ptr + to * kv_cols, k, rows, kv_cols, kv_cols, kv_step, pid, programs, BLOCK_M, BLOCK_N)
-            copy_tokens(v_out_ptr + to * kv_cols, v, rows, kv_cols, kv_cols, kv_step, pid, programs, BLOCK_M, BLOCK_N)
-            if src != me:
-                # This program needs the slot no more. `notify` cannot overtake the loads above.
-                dl.notify(dl.signal_at(done_ptr, buffer * world + me), src, ctx, 1, "add")
+            slot = buffer * world + src
+            token = dl.wait(dl.signal_at(ready_ptr, slot), (uses + 1) * programs, ctx)
+            q = dl.consume_token(staging_ptr + tl.cast(slot, tl.int64) * CHUNK * row, token)
+            copy_parts(q_out_ptr, k_out_ptr, v_out_ptr, tl.cast(src, tl.int64) * S + first,
+                       q, q + q_cols, q + q_cols + kv_cols, rows, q_cols, kv_cols, row, row, BLOCK_M, BLOCK_N)  # fmt: skip
+            # This program needs the slot no more. `notify` cannot overtake the loads above.
+            dl.notify(dl.signal_at(done_ptr, buffer * world + me), src, ctx, 1, "add")
         r += 1
 
 

@@ -60,8 +60,10 @@ def fence():
 @triton.jit
 def dot_stored():
     # A kernel with a dot is split into a cube and a vector part that run apart; a barrier orders only its own part.
-    tl.sync_block_set("cube", "vector", 3)
-    tl.sync_block_wait("cube", "vector", 3)
+    # The compiler uses flags of the same 16 counters for its own pairs, from 0 on, and does not look whether a program has
+    # taken one: a pair that shared its counter would be satisfied by the other's set. CANN gives programs 0 to 10.
+    tl.sync_block_set("cube", "vector", 10)
+    tl.sync_block_wait("cube", "vector", 10)
 
 
 @triton.jit

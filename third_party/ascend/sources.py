@@ -1,0 +1,106 @@
+"""Imports the file of a kernel where torch is absent: a kernel needs triton and the device language alone, but its file
+imports what its host side needs.
+
+A module that is not installed here is replaced by a placeholder, whose attributes are placeholders that can be called,
+subscripted, subclassed and used as decorators. So imports, constants and decorators of a file's top level work; a kernel
+that uses one does not compile.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+class _Meta(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _placeholder(f"{cls.__name__}.{name}")
+
+    def __call__(cls, *args, **kwargs):
+        # As a decorator: the function as it is.
+        if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Meta):
+            return args[0]
+        return _placeholder(f"{cls.__name__}()")
+
+    def __getitem__(cls, item):
+        return _placeholder(f"{cls.__name__}[]")
+
+    def __iter__(cls):
+        return iter(())
+
+    def __bool__(cls):
+        return False
+
+    def __repr__(cls):
+        return f"<{cls.__name__}, which is not installed here>"
+
+    def _operator(cls, *others):
+        return _placeholder(f"{cls.__name__} ...")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operator
+    __floordiv__ = __or__ = __ror__ = __and__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+
+
+def _placeholder(name):
+    return _Meta(name, (), {})
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _placeholder(f"{self.__name__}.{name}")
+
+
+class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The last finder asked: finds everything that nobody else has, but for what triton itself looks for in vain."""
+
+    present = ("triton", "triton_dist", "third_party")
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in self.present or not _asked_for_by_a_source():
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return _Module(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+_sources = []  # files that are being imported
+
+
+def _asked_for_by_a_source():
+    return bool(_sources)
+
+
+def load(path):
+    """The module at `path`, a file. One of this repository's packages is imported under its own name."""
+    path = Path(path).resolve()
+    if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
+        sys.meta_path.append(_Absent())
+    _sources.append(path)
+    try:
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ("triton_dist", "third_party"):
+            return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        name = "source_" + "".join(c if c.isalnum() else "_" for c in path.stem)
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        sys.path.insert(0, str(path.parent))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.parent))
+        return module
+    finally:
+        _sources.pop()
