@@ -157,11 +157,12 @@ def main():
         verdict = launch(sig, ack, barrier, wrong)
         shmem.barrier_all()
         seconds = time.perf_counter() - start
-        bad = verdict() if verdict else wrong.sum(dtype=torch.int64).to(torch.int64).view(1)
+        bad = verdict() if verdict else wrong.sum(dtype=torch.int64).view(1)
         dist.all_reduce(bad)
         failed |= bool(bad.item() != 0)
         if rank == 0:
-            print(f"{name:18} {count:>9} iterations {seconds / count * 1e6:8.2f} us each, wrong words: {bad.item()}", flush=True)
+            each = seconds / count * 1e6
+            print(f"{name:18} {count:>9} iterations {each:8.2f} us each, wrong words: {bad.item()}", flush=True)
         for tensor in (sig, ack, barrier):
             shmem.aclshmem_free_tensor(tensor)
 

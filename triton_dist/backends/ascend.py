@@ -153,6 +153,9 @@ class Heap:
             lambda: compare(int(word.item()), value), lambda: f"{describe()}; seen {word.item()}", timeout
         )
 
+    def stream(self, urgent):
+        raise errors.UnsupportedError("ascend: work and signals in the order of streams are not available: torch_npu has none")
+
     def end_peers(self):
         if self.control:
             self.control.peers.end()

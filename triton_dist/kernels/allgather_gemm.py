@@ -12,6 +12,9 @@ with a product in it would count twice on Ascend), and only grows, over chunks a
 be taken for a later one's, and there is no barrier between calls. The count of chunks so far lies in device memory, one word
 a program, so that a captured graph replays right.
 
+That is the method `kernel`. There are two more, for the device's own product library: `streams`
+(allgather_gemm_streams.py) and `sequence`, an all_gather and then one product, for messages of few bytes.
+
 A slot is written again only when `done` says that every program of its reader has finished the round that used it last;
 a program waits for at most round r - 1 of its peers before it has put round r + 1, so nobody waits in a circle.
 """
@@ -25,8 +28,13 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .all_gather import all_gather, create_all_gather_context
+from .allgather_gemm_streams import AllGatherGemmStreams
+from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
 from .gemm_tile import store_tile, tile_product
+
+METHODS = ("kernel", "streams", "sequence")
+SEQUENCE_BYTES = 1 << 20  # a shard up to which an all-gather by a kernel beats a copy engine's
 
 
 @triton.jit
@@ -124,25 +132,62 @@ def default_config(dtype):
     return tiles, device_programs()
 
 
-class AllGatherGemmContext:
-    """What `allgather_gemm` needs besides its operands. Made by `create_allgather_gemm_context`."""
+class AllGatherGemmSequence:
+    """The method `sequence`: all_gather into a buffer of this rank, then torch's product of all rows."""
+
+    def __init__(self, M, K, dtype, team):
+        self.context = create_all_gather_context(M * K, dtype, team)
+        shape = (self.context.num_ranks * M, K)
+        self.gathered = torch.empty(shape, dtype=dtype, device=shmem.device())
+
+    def free(self):
+        self.context.free()
+
+    @torch.no_grad()
+    def __call__(self, a, b, out):
+        all_gather(a, self.context, self.gathered)
+        torch.mm(self.gathered, b, out=out)
+
+
+class AllGatherGemmKernel:
+    """The method `kernel`."""
 
     def __init__(self, M, K, dtype, team, config, programs):
-        self.M, self.K, self.dtype, self.team, self.config, self.programs = M, K, dtype, team, config, programs
-        self.num_ranks = shmem.team_n_pes(team)
+        self.M, self.K, self.config, self.programs = M, K, config, programs
+        world = shmem.team_n_pes(team)
         self.table = shmem.context(team)
-        self.staging = shmem.aclshmem_create_tensor(
-            (config["NUM_BUFFERS"], self.num_ranks, config["CHUNK_M"], K), dtype
-        )
-        self.ready = shmem.create_signals(self.num_ranks * programs)
-        self.done = shmem.create_signals(self.num_ranks * programs)
+        self.staging = shmem.aclshmem_create_tensor((config["NUM_BUFFERS"], world, config["CHUNK_M"], K), dtype)
+        self.ready = shmem.create_signals(world * programs)
+        self.done = shmem.create_signals(world * programs)
         self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.staging.device)
 
     def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
         for tensor in (self.staging, self.ready, self.done):
             shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+
+    def __call__(self, a, b, out):
+        allgather_gemm_kernel[(self.programs,)](
+            a, b, out, self.staging, self.ready, self.done, self.epochs, self.M, b.shape[1], self.K,
+            b.stride(0), b.stride(1), out.stride(0), self.table, **self.config,
+            EVEN_K=self.K % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
+
+
+class AllGatherGemmContext:
+    """What `allgather_gemm` needs besides its operands. Made by `create_allgather_gemm_context`."""
+
+    def __init__(self, M, K, dtype, team, config, programs, method):
+        self.M, self.K, self.dtype, self.team, self.method = M, K, dtype, team, method
+        self.num_ranks, self.device = shmem.team_n_pes(team), shmem.device()
+        if method == "kernel":
+            self.run = AllGatherGemmKernel(M, K, dtype, team, config, programs)
+        else:
+            self.run = (AllGatherGemmStreams if method == "streams" else AllGatherGemmSequence)(M, K, dtype, team)
+
+    def free(self):
+        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
+        self.run.free()
+        self.run = None
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -150,19 +195,19 @@ class AllGatherGemmContext:
         def fit(fits, text):
             need("allgather_gemm", fits, text)
 
-        fit(self.staging is not None, "the context was freed")
+        fit(self.run is not None, "the context was freed")
         fit(tuple(a.shape) == (self.M, self.K), f"a is {list(a.shape)}, the context was made for [{self.M}, {self.K}]")
         fit(b.dim() == 2 and b.shape[0] == self.K, f"b is {list(b.shape)}, it must be [{self.K}, N]")
         rows = self.M * self.num_ranks
         fit(tuple(out.shape) == (rows, b.shape[1]), f"out is {list(out.shape)}, it must be [{rows}, {b.shape[1]}]")
         for name, tensor in (("a", a), ("b", b), ("out", out)):
             fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            fit(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
+            fit(tensor.device == self.device, f"{name} is on {tensor.device}, not on {self.device}")
         fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
         fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
 
 
-def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None):
+def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None, method=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
@@ -172,11 +217,14 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
+        method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
+            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" for shards
+            of up to 1 MiB, else "streams"; elsewhere "kernel".
 
-    Lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions.
-    Then make a new one.
+    kernel lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions. Then make a new one.
 
-    Symmetric memory: NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * num_ranks * programs signals.
+    Symmetric memory: kernel NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * num_ranks * programs signals; streams
+    num_ranks * M * K elements, sequence twice that (and as much of this rank's own), and some signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -184,10 +232,13 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     need_dtype(name, dtype, FLOATS)
     sizes = all(isinstance(n, int) and n >= 0 for n in (M, K))
     need(name, sizes, f"M is {M!r} and K is {K!r}: give integers of 0 or more")
+    method = chosen_method(name, method, METHODS, config, programs, M * K * dtype.itemsize <= SEQUENCE_BYTES)
     least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
     config, programs = checked_config(name, default_config(dtype), config, programs, ("num_warps", "num_stages"), least)
-    shmem.check_alike(f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs})", team)
-    return AllGatherGemmContext(M, K, dtype, team, config, programs)
+    shmem.check_alike(
+        f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r})", team
+    )
+    return AllGatherGemmContext(M, K, dtype, team, config, programs, method)
 
 
 def allgather_gemm(a, b, context, out=None):
@@ -199,7 +250,8 @@ def allgather_gemm(a, b, context, out=None):
         context: of `create_allgather_gemm_context`.
         out: [M * num_ranks, N] with contiguous rows, written; None: a new tensor.
 
-    Returns: out. fp32 accumulation, one rounding; the same bits every time.
+    Returns: out. fp32 accumulation, one rounding; the same bits every time. (streams and sequence multiply as torch.mm does,
+    under torch's settings for reduced precision.)
     All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated, and there is
     no host synchronisation: the call can be captured in a CUDA graph. `a` may be changed once the call is complete on
     this rank's stream.
@@ -208,9 +260,5 @@ def allgather_gemm(a, b, context, out=None):
     if out is None:
         out = torch.empty(a.shape[0] * context.num_ranks, b.shape[-1], dtype=a.dtype, device=a.device)
     context.check(a, b, out)
-    allgather_gemm_kernel[(context.programs,)](
-        a, b, out, context.staging, context.ready, context.done, context.epochs, context.M, b.shape[1], context.K,
-        b.stride(0), b.stride(1), out.stride(0), context.table, **context.config,
-        EVEN_K=context.K % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    context.run(a, b, out)
     return out

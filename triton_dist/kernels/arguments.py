@@ -65,3 +65,22 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
         power = "BLOCK" not in name or value & (value - 1) == 0
         need(call, power, f"{name} is {value}: give a power of two")
     return config, programs
+
+
+def chosen_method(call, method, methods, config, programs, small):
+    """The method of a fused GEMM: the user's, checked, or the one that suits platform and size.
+
+    Args:
+        methods: ("kernel", ..., "streams", "sequence"), what the operator has.
+        config, programs: the user's, for the method "kernel" alone.
+        small: whether few bytes travel.
+    """
+    tuned = config is not None or programs is not None
+    if method is None:
+        if triton_dist.backend != "nvidia" or tuned:
+            return methods[0]
+        return "sequence" if small else "streams"
+    need(call, method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
+    fits = method not in ("streams", "sequence") or not tuned
+    need(call, fits, f"config and programs are for kernels of this library; the method {method} takes neither")
+    return method

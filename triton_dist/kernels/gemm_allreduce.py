@@ -25,6 +25,10 @@ sends (W - 1) / W of M * N fp32 values and as many results: the least traffic. W
 of a rank ends a call when it has seen all results of p's tiles, and an owner sends one after it has read the partial tiles
 behind it, so in the next call the staging slots are free. An owner sends a result of the next call after it has seen that
 call's partial tile of every peer, whose program p has thus ended this call and read the gathered buffer.
+
+Two more methods are for the device's own product library: `streams` (gemm_allreduce_streams.py) and `sequence`, one product
+and then an all_reduce, for results of few bytes. Their partial sums travel in the operands' dtype, as torch.distributed's do.
+
 Nobody waits in a circle: one_shot puts before it waits, and puts wait for nothing; so do two_shot's partial tiles, its
 results wait for partial tiles alone, its end for results alone.
 """
@@ -37,10 +41,12 @@ import triton.language as tl
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from .all_reduce import all_reduce, create_all_reduce_context
+from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
 from .gemm_tile import store_tile, tile_product
 
-METHODS = ("one_shot", "two_shot")
+METHODS = ("two_shot", "one_shot", "streams", "sequence")
 SLOTS = tl.constexpr(4)
 
 
@@ -157,11 +163,31 @@ def reference(a, b, group=None):
     return total.to(a.dtype)
 
 
-class GemmAllReduceContext:
-    """What `gemm_allreduce` needs besides its operands. Made by `create_gemm_allreduce_context`."""
+class GemmAllReduceSequence:
+    """The method `sequence`: torch's product, then all_reduce."""
 
-    def __init__(self, M, N, dtype, method, team, config, programs):
-        self.M, self.N, self.dtype, self.method, self.team, self.config = M, N, dtype, method, team, config
+    def __init__(self, M, N, dtype, team):
+        self.context = create_all_reduce_context(M * N, dtype, "mesh", team)
+        self.product, self.result = (torch.empty(M, N, dtype=dtype, device=shmem.device()) for _ in range(2))
+
+    def free(self):
+        self.context.free()
+
+    @torch.no_grad()
+    def __call__(self, a, b, out):
+        torch.mm(a, b, out=self.product)
+        if out.is_contiguous():
+            all_reduce(self.product, self.context, "sum", out)
+        else:
+            out.copy_(all_reduce(self.product, self.context, "sum", self.result))
+
+
+class GemmAllReduceKernel:
+    """The methods `one_shot` and `two_shot`."""
+
+    def __init__(self, M, N, dtype, team, config, programs, method):
+        self.M, self.N, self.config = M, N, config
+        self.kernel = gemm_allreduce_one_shot_kernel if method == "one_shot" else gemm_allreduce_two_shot_kernel
         self.num_ranks = world = shmem.team_n_pes(team)
         self.table = shmem.context(team)
         block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
@@ -169,47 +195,67 @@ class GemmAllReduceContext:
         self.programs = max(min(programs, tiles), 1)
         if method == "one_shot":
             shape = (world, min(self.programs, tiles), SLOTS.value, block_m, block_n)
-            self.staging, self.symmetric = self._tiles(shape, torch.float32)
+            self.symmetric = self._tiles(shape, torch.float32)
         else:
-            shard = triton.cdiv(tiles, world)
-            self.staging, partial = self._tiles((world, shard, block_m, block_n), torch.float32)
-            gathered, results = self._tiles((world, shard, block_m, block_n), dtype)
-            self.symmetric = (*partial, *results)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
+            shape = (world, triton.cdiv(tiles, world), block_m, block_n)
+            self.symmetric = (*self._tiles(shape, torch.float32), *self._tiles(shape, dtype))
+        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=shmem.device())
 
     def _tiles(self, shape, dtype):
-        """Slots and the signals that go with them: (slots, (slots, signals))."""
-        slots = shmem.aclshmem_create_tensor(shape, dtype)
-        return slots, (slots, shmem.create_signals(self.num_ranks * self.programs))
+        """Slots, and the signals that go with them."""
+        return shmem.aclshmem_create_tensor(shape, dtype), shmem.create_signals(self.num_ranks * self.programs)
+
+    def free(self):
+        for tensor in self.symmetric:
+            shmem.aclshmem_free_tensor(tensor)
+
+    def __call__(self, a, b, out):
+        self.kernel[(self.programs,)](
+            a, b, out, *self.symmetric, self.calls, self.M, self.N, a.shape[1],
+            *a.stride(), *b.stride(), out.stride(0), self.table, **self.config,
+            EVEN_K=a.shape[1] % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
+
+
+class GemmAllReduceContext:
+    """What `gemm_allreduce` needs besides its operands. Made by `create_gemm_allreduce_context`."""
+
+    def __init__(self, M, N, dtype, method, team, config, programs):
+        self.M, self.N, self.dtype, self.method, self.team = M, N, dtype, method, team
+        self.device = shmem.device()
+        if method in ("one_shot", "two_shot"):
+            self.run = GemmAllReduceKernel(M, N, dtype, team, config, programs, method)
+        else:
+            self.run = (GemmAllReduceStreams if method == "streams" else GemmAllReduceSequence)(M, N, dtype, team)
 
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in self.symmetric:
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging, self.symmetric = None, ()
+        self.run.free()
+        self.run = None
 
 
-def create_gemm_allreduce_context(M, N, dtype, method="two_shot", team=0, config=None, programs=None):
+def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None, programs=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
         M, N: rows and columns of the sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
-        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic). Both give the same bits.
+        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "streams" or
+            "sequence", which have no config and no programs (and `streams` is not available on ascend). None: on nvidia,
+            unless config or programs is given, "sequence" where a rank's share of the rows has up to 1 MiB, else
+            "streams"; elsewhere "two_shot".
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
     Symmetric memory: one_shot 4 * num_ranks * programs tiles of BLOCK_M * BLOCK_N in fp32 and num_ranks * programs
     signals; two_shot M * N elements (rounded up to tiles, their number to num_ranks) both in fp32 and in dtype, and twice
-    as many signals.
+    as many signals; streams 2 * M * N elements, sequence 2 * num_ranks * M * N, and some signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    if method not in METHODS:
-        raise ValueError(f"rank {shmem.my_pe()}: {name}: method is {method!r}: give one of {', '.join(METHODS)}")
-    config, programs = settle(name, M, N, dtype, team, config, programs, f", method={method}")
+    config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
     return GemmAllReduceContext(M, N, dtype, method, team, config, programs)
 
 
@@ -222,8 +268,9 @@ def gemm_allreduce(a, b, context, out=None):
         context: of `create_gemm_allreduce_context`.
         out: [M, N] with contiguous rows, written; None: a new tensor.
 
-    Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits on every
-    rank and every time.
+    Returns: out, the same bits on every rank and every time. one_shot and two_shot: fp32 accumulation, partial products
+    added in rank order in fp32, one rounding. streams and sequence: products as torch.mm's, whose rounded values are added
+    in fp32, and rounded.
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.
@@ -232,10 +279,5 @@ def gemm_allreduce(a, b, context, out=None):
     if out is None:
         out = torch.empty(context.M, context.N, dtype=a.dtype, device=a.device)
     check_operands("gemm_allreduce", context, a, b, out, context.M)
-    kernel = gemm_allreduce_one_shot_kernel if context.method == "one_shot" else gemm_allreduce_two_shot_kernel
-    kernel[(context.programs,)](
-        a, b, out, *context.symmetric, context.calls, context.M, context.N, a.shape[1],
-        *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
-        EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    context.run(a, b, out)
     return out

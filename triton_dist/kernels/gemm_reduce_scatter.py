@@ -20,6 +20,10 @@ number of calls that program p of rank d has finished. No value of an earlier ca
 is no barrier between calls. The number of calls so far lies in device memory, one word a program, so that a captured
 graph replays right.
 
+That is the method `kernel`. There are two more, for the device's own product library: `streams`
+(gemm_reduce_scatter_streams.py) and `sequence`, one product and then a reduce_scatter, for results of few bytes. Their partial
+sums travel in the operands' dtype, as torch.distributed's do.
+
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
 a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
 all that it owes to others.
@@ -34,8 +38,13 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
+from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_tile import store_tile, tile_product
+from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
+
+METHODS = ("kernel", "streams", "sequence")
+SEQUENCE_BYTES = 1 << 20  # a rank's rows up to which a reduce-scatter by a kernel beats a copy engine's
 
 
 @triton.jit
@@ -130,39 +139,90 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, more=""):
-    """(config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
-    CollectiveMismatchError when ranks differ; before anything is allocated."""
+def settle(function, M, N, dtype, team, config, programs, method, methods):
+    """(config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
+    supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     need_dtype(function, dtype, FLOATS)
     sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
     need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
+    shard = triton.cdiv(M, shmem.team_n_pes(team))
+    method = chosen_method(function, method, methods, config, programs, shard * N * dtype.itemsize <= SEQUENCE_BYTES)
     config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
-    shmem.check_alike(f"{function}(M={M}, N={N}, {dtype}{more}, config={config}, programs={programs})", team)
-    return config, programs
+    shmem.check_alike(
+        f"{function}(M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r})", team
+    )
+    return config, programs, method
+
+
+class GemmReduceScatterSequence:
+    """The method `sequence`: torch's product of all rows, then reduce_scatter."""
+
+    def __init__(self, M, N, dtype, team):
+        world, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        shard = triton.cdiv(M, world)
+        self.context = create_reduce_scatter_context(shard * N, dtype, team)
+        self.product = torch.zeros(world * shard, N, dtype=dtype, device=shmem.device())  # the last ranks may have fewer rows
+        self.result = self.product.new_empty(shard, N)
+        self.M, self.rows = M, max(min(shard, M - rank * shard), 0)
+
+    def free(self):
+        self.context.free()
+
+    @torch.no_grad()
+    def __call__(self, a, b, out):
+        torch.mm(a, b, out=self.product[: self.M])
+        if out.is_contiguous() and out.shape == self.result.shape:
+            reduce_scatter(self.product, self.context, "sum", out)
+        else:
+            out.copy_(reduce_scatter(self.product, self.context, "sum", self.result)[: self.rows])
+
+
+class GemmReduceScatterKernel:
+    """The method `kernel`."""
+
+    def __init__(self, M, N, dtype, team, config, programs):
+        self.M, self.N, self.config = M, N, config
+        world = shmem.team_n_pes(team)
+        self.table = shmem.context(team)
+        slots = triton.cdiv(triton.cdiv(M, world), config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
+        self.programs = max(min(programs, world * slots), 1)
+        tile = (config["BLOCK_M"], config["BLOCK_N"])
+        self.staging = shmem.aclshmem_create_tensor((world, slots, *tile), torch.float32)
+        self.ready = shmem.create_signals(world * self.programs)
+        self.done = shmem.create_signals(world * self.programs)
+        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
+
+    def free(self):
+        for tensor in (self.staging, self.ready, self.done):
+            shmem.aclshmem_free_tensor(tensor)
+
+    def __call__(self, a, b, out):
+        gemm_reduce_scatter_kernel[(self.programs,)](
+            a, b, out, self.staging, self.ready, self.done, self.calls, self.M, self.N, a.shape[1],
+            *a.stride(), *b.stride(), out.stride(0), self.table, **self.config,
+            EVEN_K=a.shape[1] % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
 
 
 class GemmReduceScatterContext:
     """What `gemm_reduce_scatter` needs besides its operands. Made by `create_gemm_reduce_scatter_context`."""
 
-    def __init__(self, M, N, dtype, team, config, programs):
-        self.M, self.N, self.dtype, self.team, self.config = M, N, dtype, team, config
+    def __init__(self, M, N, dtype, team, config, programs, method):
+        self.M, self.N, self.dtype, self.team, self.method = M, N, dtype, team, method
         self.num_ranks, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
-        self.table = shmem.context(team)
         shard = triton.cdiv(M, self.num_ranks)
         self.rows = max(min(shard, M - rank * shard), 0)  # of this rank's result
-        slots = triton.cdiv(shard, config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
-        self.programs = max(min(programs, self.num_ranks * slots), 1)
-        tile = (config["BLOCK_M"], config["BLOCK_N"])
-        self.staging = shmem.aclshmem_create_tensor((self.num_ranks, slots, *tile), torch.float32)
-        self.ready = shmem.create_signals(self.num_ranks * self.programs)
-        self.done = shmem.create_signals(self.num_ranks * self.programs)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
+        self.device = shmem.device()
+        if method == "kernel":
+            self.run = GemmReduceScatterKernel(M, N, dtype, team, config, programs)
+        else:
+            make = GemmReduceScatterStreams if method == "streams" else GemmReduceScatterSequence
+            self.run = make(M, N, dtype, team)
 
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.ready, self.done):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+        self.run.free()
+        self.run = None
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -176,18 +236,17 @@ def check_operands(function, context, a, b, out, rows):
         need(function, fits, text)
 
     M, N = context.M, context.N
-    fit(context.staging is not None, "the context was freed")
+    fit(context.run is not None, "the context was freed")
     fit(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
     fit(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
     fit(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
     for name, tensor in (("a", a), ("b", b), ("out", out)):
         fit(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
-        device = context.calls.device
-        fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+        fit(tensor.device == context.device, f"{name} is on {tensor.device}, not on {context.device}")
     fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
 
 
-def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None):
+def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None, method=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
@@ -196,14 +255,18 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
+        method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
+            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" where a
+            rank's rows have up to 1 MiB, else "streams"; elsewhere "kernel".
 
-    Symmetric memory: fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
-    2 * num_ranks * programs signals.
+    Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
+    2 * num_ranks * programs signals; streams M * N elements, sequence twice that, and some signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    config, programs = settle("create_gemm_reduce_scatter_context", M, N, dtype, team, config, programs)
-    return GemmReduceScatterContext(M, N, dtype, team, config, programs)
+    name = "create_gemm_reduce_scatter_context"
+    config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    return GemmReduceScatterContext(M, N, dtype, team, config, programs, method)
 
 
 def gemm_reduce_scatter(a, b, context, out=None):
@@ -216,7 +279,8 @@ def gemm_reduce_scatter(a, b, context, out=None):
         out: [rows, N] with contiguous rows, written; None: a new tensor. Rank r of the team has rows r * S to
             min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
-    Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits every time.
+    Returns: out, the same bits every time. kernel: fp32 accumulation, partial products added in rank order in fp32, one
+    rounding. streams and sequence: products as torch.mm's, whose rounded values are added in fp32, and rounded.
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.
@@ -225,9 +289,5 @@ def gemm_reduce_scatter(a, b, context, out=None):
     if out is None:
         out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
     context.check(a, b, out)
-    gemm_reduce_scatter_kernel[(context.programs,)](
-        a, b, out, context.staging, context.ready, context.done, context.calls, context.M, context.N, a.shape[1],
-        *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
-        EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    context.run(a, b, out)
     return out

@@ -1,0 +1,114 @@
+"""GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
+
+torch multiplies the rows that peers own, part by part, a copy engine pushes each part into its owner's buffer while the
+next one is multiplied; the own rows come last. By then the peers' partial sums of the first own part have arrived: they are
+summed into `out`, and the own product is accumulated onto them in fp32 in the product's own epilogue (torch.addmm in place). So
+nothing is left to do after the last product.
+
+Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each peer's is rounded once (with
+more than two ranks their sum once more), the own one is not; then the result is rounded. For one rounding in all use the
+method `kernel`.
+
+Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has summed the last call's. Within a call all that
+peers wait for is given to the streams before the own waits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from triton_dist import shmem
+
+from .reduce_scatter import widen
+from .stream_costs import parts_of, row_parts
+
+SUM_BLOCK = 2048
+
+
+@triton.jit
+def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """The first n elements of slot ME = the other slots' sum in the order of ranks, in fp32, rounded once. `slot` elements
+    lie between two slots."""
+    lanes = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < n
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for src in tl.static_range(WORLD):
+        if src != ME:
+            acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + lanes, mask=inside))
+    tl.store(parts + tl.cast(slot, tl.int64) * ME + lanes, acc.to(parts.dtype.element_ty), mask=inside)
+
+
+class GemmReduceScatterStreams:
+    """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; as much of this rank's own.
+
+    S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones; all are cut into the same parts of S.
+    """
+
+    def __init__(self, M, N, dtype, team):
+        self.M, self.N = M, N
+        self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        self.shard = -(-M // self.num_ranks)
+        self.arrived = shmem.aclshmem_create_tensor((self.num_ranks, self.shard, N), dtype)
+        self.parts = row_parts(self.shard, parts_of(self.shard * N * dtype.itemsize))
+        self.handoffs = shmem.Handoffs(len(self.parts), team)
+        self.push, self.sums = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.there = [shmem.peer_tensor(self.arrived, peer, team)[self.rank] for peer in range(self.num_ranks)]
+        self.partial = torch.empty_like(self.arrived)  # what is on its way
+        self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
+
+    def free(self):
+        shmem.aclshmem_free_tensor(self.arrived)
+        self.handoffs.free()
+
+    def rows_of(self, owner, part):
+        """(first, last) rows of a part of an owner's shard, counted in the shard: what of it the owner has."""
+        has = max(min(self.shard, self.M - owner * self.shard), 0)
+        first, last = self.parts[part]
+        return min(first, has), min(last, has)
+
+    @torch.no_grad()
+    def __call__(self, a, b, out, finished=lambda part: None):
+        """`finished(part)` is called when a part of `out` has been given to the current stream."""
+        self.sums.follow()
+        for owner in self.others:
+            self.send(a, b, owner)
+        for part in range(len(self.parts)):
+            first, last = self.rows_of(self.rank, part)
+            own = a[self.rank * self.shard + first : self.rank * self.shard + last]
+            if not self.others:
+                torch.mm(own, b, out=out[first:last])
+                continue
+            with self.sums:
+                for writer in self.others:
+                    self.handoffs.receive(writer, part)
+                out[first:last].copy_(self.sum_of_others(first, last), non_blocking=True)
+                if part + 1 == len(self.parts):
+                    for writer in self.others:
+                        self.handoffs.release(writer)
+            self.sums.join()
+            torch.addmm(out[first:last], own, b, out=out[first:last])
+            finished(part)
+        self.push.join()  # `partial` has been read
+
+    def send(self, a, b, owner):
+        for part in range(len(self.parts)):
+            first, last = self.rows_of(owner, part)
+            partial = self.partial[owner, first:last]
+            torch.mm(a[owner * self.shard + first : owner * self.shard + last], b, out=partial)
+            self.push.follow()
+            with self.push:
+                if part == 0:
+                    self.handoffs.claim(owner)
+                self.there[owner][first:last].copy_(partial, non_blocking=True)
+                self.handoffs.publish(owner, part)
+
+    def sum_of_others(self, first, last):
+        if self.num_ranks == 2:
+            return self.arrived[1 - self.rank, first:last]
+        rows = self.arrived[:, first:last]
+        n = rows[0].numel()
+        if n:
+            sum_others_kernel[(triton.cdiv(n, SUM_BLOCK),)](
+                rows, rows.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
+            )
+        return rows[self.rank]
