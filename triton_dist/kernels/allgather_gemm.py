@@ -232,7 +232,8 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     need_dtype(name, dtype, FLOATS)
     sizes = all(isinstance(n, int) and n >= 0 for n in (M, K))
     need(name, sizes, f"M is {M!r} and K is {K!r}: give integers of 0 or more")
-    method = chosen_method(name, method, METHODS, config, programs, M * K * dtype.itemsize <= SEQUENCE_BYTES)
+    suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
+    method = chosen_method(name, method, METHODS, suited, config, programs)
     least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
     config, programs = checked_config(name, default_config(dtype), config, programs, ("num_warps", "num_stages"), least)
     shmem.check_alike(

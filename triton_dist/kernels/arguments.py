@@ -6,6 +6,7 @@ import triton_dist
 from triton_dist import shmem
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+KERNEL_METHODS = ("kernel", "one_shot", "two_shot")  # portable kernels of this library, which can be tuned
 
 # Operators that only move data move words, so any dtype of these sizes does, every bit pattern survives, and no target
 # needs to know fp8. itemsize -> what is moved
@@ -67,20 +68,18 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
     return config, programs
 
 
-def chosen_method(call, method, methods, config, programs, small):
+def chosen_method(call, method, methods, suited, config, programs):
     """The method of a fused GEMM: the user's, checked, or the one that suits platform and size.
 
     Args:
-        methods: ("kernel", ..., "streams", "sequence"), what the operator has.
-        config, programs: the user's, for the method "kernel" alone.
-        small: whether few bytes travel.
+        methods: those that the operator has; the ones of `KERNEL_METHODS` take a config and programs.
+        suited: the one for nvidia.
+        config, programs: the user's.
     """
     tuned = config is not None or programs is not None
     if method is None:
-        if triton_dist.backend != "nvidia" or tuned:
-            return methods[0]
-        return "sequence" if small else "streams"
+        return suited if triton_dist.backend == "nvidia" and not tuned else methods[0]
     need(call, method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
-    fits = method not in ("streams", "sequence") or not tuned
-    need(call, fits, f"config and programs are for kernels of this library; the method {method} takes neither")
+    fits = method in KERNEL_METHODS or not tuned
+    need(call, fits, f"config and programs are for the methods {', '.join(KERNEL_METHODS)}; the method {method} takes neither")
     return method

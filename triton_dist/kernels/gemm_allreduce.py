@@ -26,8 +26,9 @@ of a rank ends a call when it has seen all results of p's tiles, and an owner se
 behind it, so in the next call the staging slots are free. An owner sends a result of the next call after it has seen that
 call's partial tile of every peer, whose program p has thus ended this call and read the gathered buffer.
 
-Two more methods are for the device's own product library: `streams` (gemm_allreduce_streams.py) and `sequence`, one product
-and then an all_reduce, for results of few bytes. Their partial sums travel in the operands' dtype, as torch.distributed's do.
+Three more methods let partial sums travel in the operands' dtype, as torch.distributed's do: `tma`, a kernel for NVIDIA GPUs
+(gemm_allreduce_tma.py); `streams`, products by torch and copies by copy engines (gemm_allreduce_streams.py); and `sequence`,
+torch's product and then an all_reduce, for results of few bytes.
 
 Nobody waits in a circle: one_shot puts before it waits, and puts wait for nothing; so do two_shot's partial tiles, its
 results wait for partial tiles alone, its end for results alone.
@@ -43,10 +44,11 @@ from triton_dist import shmem
 
 from .all_reduce import all_reduce, create_all_reduce_context
 from .gemm_allreduce_streams import GemmAllReduceStreams
+from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
 from .gemm_tile import store_tile, tile_product
 
-METHODS = ("two_shot", "one_shot", "streams", "sequence")
+METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
 SLOTS = tl.constexpr(4)
 
 
@@ -167,7 +169,7 @@ class GemmAllReduceSequence:
     """The method `sequence`: torch's product, then all_reduce."""
 
     def __init__(self, M, N, dtype, team):
-        self.context = create_all_reduce_context(M * N, dtype, "mesh", team)
+        self.context = create_all_reduce_context(M * N, dtype, None, team)
         self.product, self.result = (torch.empty(M, N, dtype=dtype, device=shmem.device()) for _ in range(2))
 
     def free(self):
@@ -226,7 +228,8 @@ class GemmAllReduceContext:
         if method in ("one_shot", "two_shot"):
             self.run = GemmAllReduceKernel(M, N, dtype, team, config, programs, method)
         else:
-            self.run = (GemmAllReduceStreams if method == "streams" else GemmAllReduceSequence)(M, N, dtype, team)
+            made = dict(tma=GemmAllReduceTma, streams=GemmAllReduceStreams, sequence=GemmAllReduceSequence)
+            self.run = made[method](M, N, dtype, team)
 
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
@@ -240,17 +243,16 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     Args:
         M, N: rows and columns of the sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
-        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "streams" or
-            "sequence", which have no config and no programs (and `streams` is not available on ascend). None: on nvidia,
-            unless config or programs is given, "sequence" where a rank's share of the rows has up to 1 MiB, else
-            "streams"; elsewhere "two_shot".
+        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
+            "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
+            given, "tma" or "sequence" as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
     Symmetric memory: one_shot 4 * num_ranks * programs tiles of BLOCK_M * BLOCK_N in fp32 and num_ranks * programs
     signals; two_shot M * N elements (rounded up to tiles, their number to num_ranks) both in fp32 and in dtype, and twice
-    as many signals; streams 2 * M * N elements, sequence 2 * num_ranks * M * N, and some signals.
+    as many signals; tma 4 * M * N elements, streams 2 * M * N, sequence 2 * num_ranks * M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -269,8 +271,8 @@ def gemm_allreduce(a, b, context, out=None):
         out: [M, N] with contiguous rows, written; None: a new tensor.
 
     Returns: out, the same bits on every rank and every time. one_shot and two_shot: fp32 accumulation, partial products
-    added in rank order in fp32, one rounding. streams and sequence: products as torch.mm's, whose rounded values are added
-    in fp32, and rounded.
+    added in rank order in fp32, one rounding. The others: each peer's product is rounded, and the sum in fp32 (streams and
+    sequence multiply as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.

@@ -20,9 +20,9 @@ number of calls that program p of rank d has finished. No value of an earlier ca
 is no barrier between calls. The number of calls so far lies in device memory, one word a program, so that a captured
 graph replays right.
 
-That is the method `kernel`. There are two more, for the device's own product library: `streams`
-(gemm_reduce_scatter_streams.py) and `sequence`, one product and then a reduce_scatter, for results of few bytes. Their partial
-sums travel in the operands' dtype, as torch.distributed's do.
+That is the method `kernel`. There are three more, whose partial sums travel in the operands' dtype, as torch.distributed's
+do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams`, products by torch and copies by copy engines
+(gemm_reduce_scatter_streams.py); and `sequence`, torch's product and then a reduce_scatter, for results of few bytes.
 
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
 a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
@@ -40,11 +40,12 @@ from triton_dist import shmem
 
 from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
+from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import store_tile, tile_product
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
-METHODS = ("kernel", "streams", "sequence")
-SEQUENCE_BYTES = 1 << 20  # a rank's rows up to which a reduce-scatter by a kernel beats a copy engine's
+METHODS = ("kernel", "tma", "streams", "sequence")
+SEQUENCE_ROWS = 128  # of all ranks, up to which tiles of single ranks would be mostly empty
 
 
 @triton.jit
@@ -145,8 +146,11 @@ def settle(function, M, N, dtype, team, config, programs, method, methods):
     need_dtype(function, dtype, FLOATS)
     sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
     need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
-    shard = triton.cdiv(M, shmem.team_n_pes(team))
-    method = chosen_method(function, method, methods, config, programs, shard * N * dtype.itemsize <= SEQUENCE_BYTES)
+    world = shmem.team_n_pes(team)
+    tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
+    suited = "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
+    method = chosen_method(function, method, methods, suited, config, programs)
+    need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
     config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
     shmem.check_alike(
         f"{function}(M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r})", team
@@ -216,8 +220,8 @@ class GemmReduceScatterContext:
         if method == "kernel":
             self.run = GemmReduceScatterKernel(M, N, dtype, team, config, programs)
         else:
-            make = GemmReduceScatterStreams if method == "streams" else GemmReduceScatterSequence
-            self.run = make(M, N, dtype, team)
+            made = dict(tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, sequence=GemmReduceScatterSequence)
+            self.run = made[method](M, N, dtype, team)
 
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
@@ -255,12 +259,13 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
-        method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
-            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" where a
-            rank's rows have up to 1 MiB, else "streams"; elsewhere "kernel".
+        method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
+            programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
+            None: on nvidia, unless config or programs is given, "tma" for more than 128 rows where it can, else
+            "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
-    2 * num_ranks * programs signals; streams M * N elements, sequence twice that, and some signals.
+    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -280,7 +285,7 @@ def gemm_reduce_scatter(a, b, context, out=None):
             min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
     Returns: out, the same bits every time. kernel: fp32 accumulation, partial products added in rank order in fp32, one
-    rounding. streams and sequence: products as torch.mm's, whose rounded values are added in fp32, and rounded.
+    rounding. The others: each peer's product is rounded, the sum in fp32 once more (streams and sequence multiply as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.

@@ -10,8 +10,8 @@
     shmem.aclshmem_free_tensor(x)
     shmem.aclshmem_finalize()
 
-Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error, Stream and Handoffs; every collective call checks
-that all ranks make the same call; a rank that dies or cannot come is named within seconds."""
+Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error, Stream and Handoffs; every
+collective call checks that all ranks make the same call; a rank that dies or cannot come is named within seconds."""
 
 from . import codes
 from .attributes import InitAttr, OptionalAttr, TeamConfig

@@ -1,4 +1,4 @@
-"""The methods `streams` and `sequence` of the fused GEMMs against plain torch: the same protocol on cpu as on GPUs."""
+"""The methods `streams`, `sequence` and `tma` of the fused GEMMs against plain torch: the same protocol on cpu as on GPUs."""
 
 import random
 import time
@@ -61,7 +61,7 @@ def gather_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
     context.free()
 
 
-def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
+def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transposed=False):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
     contexts = [make(M, N, dtype, method=method) for make in (create_gemm_reduce_scatter_context, create_gemm_allreduce_context)]
     first = rank * -(-M // world)
@@ -72,6 +72,8 @@ def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
         if late and late.random() < 0.2:
             time.sleep(late.random() * 0.01)
         mine = a[rank].to(device), b[rank].to(device)
+        if transposed:
+            mine = mine[0], mine[1].T.contiguous().T
         out = poisoned(contexts[0].rows, N, dtype, wide)
         assert gemm_reduce_scatter(*mine, contexts[0], out) is out
         check(out, [product[first : first + contexts[0].rows] for product in products], K, dtype)
@@ -88,6 +90,17 @@ def all_shapes(method):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             gather_case(M, N, K, dtype, method, wide=N == 77)
             scatter_case(M, N, K, dtype, method, wide=N == 77)
+
+
+def tma_shapes():
+    for M, N, K in ((64, 32, 32), (300, 136, 72), (101, 77, 51), (257, 130, 0), (5, 1, 1), (640, 384, 256)):
+        for dtype in (torch.bfloat16, torch.float16):
+            scatter_case(M, N, K, dtype, "tma", calls=3, wide=N == 136, transposed=K == 72)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_one_kernel_with_descriptors(world, ranks):
+    ranks(world).run(tma_shapes, timeout=240)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -113,6 +126,7 @@ def delayed(calls):
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
+    scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
 
 
 def test_many_calls_with_ranks_delayed_at_random(ranks):
@@ -134,10 +148,14 @@ def test_disjoint_teams_work_side_by_side(ranks):
 
 
 def wrong_choices():
+    for create in (create_gemm_reduce_scatter_context, create_gemm_allreduce_context):
+        for M, dtype in ((8, torch.float32), (1, torch.bfloat16)):
+            with pytest.raises(ValueError, match="the method tma takes 16-bit dtypes and rows for each of 2 ranks"):
+                create(M, 8, dtype, method="tma")
     for create in (create_allgather_gemm_context, create_gemm_reduce_scatter_context, create_gemm_allreduce_context):
         with pytest.raises(ValueError, match=rf"rank {shmem.my_pe()}: {create.__name__}: method is 'magic': give one of"):
             create(8, 8, torch.bfloat16, method="magic")
-        with pytest.raises(ValueError, match="config and programs are for kernels of this library; the method streams"):
+        with pytest.raises(ValueError, match="config and programs are for .*; the method streams takes neither"):
             create(8, 8, torch.bfloat16, method="streams", programs=2)
 
 
