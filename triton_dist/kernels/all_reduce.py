@@ -235,9 +235,9 @@ class AllReduceContext(ChannelContext):
         )  # fmt: skip
         world = self.num_ranks
         if method == "flagged":
-            self.flagged = AllReduceFlagged(max_elements, dtype, team)
+            self.flagged = AllReduceFlagged(max_elements, dtype, team, block)
         elif method == "pipelined":
-            self.pipelined = AllReducePipelined(max_elements, dtype, team)
+            self.pipelined = AllReducePipelined(max_elements, dtype, team, programs, block)
         elif method == "by size":
             if dtype.itemsize in (2, 4) and world > 1:
                 self.flagged = AllReduceFlagged(min(max_elements, self.flagged_elements()), dtype, team)

@@ -84,12 +84,13 @@ def flagged_kernel(
 class AllReduceFlagged:
     """Buffers of a context. Symmetric memory: 4 * num_ranks * max_elements elements."""
 
-    def __init__(self, max_elements, dtype, team):
+    def __init__(self, max_elements, dtype, team, block=None):
         self.world, self.table, self.itemsize = shmem.team_n_pes(team), shmem.context(team), dtype.itemsize
         self.slot = max(triton.cdiv(max_elements * dtype.itemsize, WORD_BYTES), 1)
         self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), torch.int64)
         self.staging.zero_()
-        self.epochs = torch.zeros(triton.cdiv(self.slot, BLOCK), dtype=torch.int32, device=self.staging.device)  # a block each
+        self.block = block or BLOCK
+        self.epochs = torch.zeros(triton.cdiv(self.slot, self.block), dtype=torch.int32, device=self.staging.device)
         shmem.barrier_all(team)
 
     def free(self):
@@ -103,8 +104,8 @@ class AllReduceFlagged:
         if (x.data_ptr() | out.data_ptr()) % WORD_BYTES:  # a view that begins between two words
             return out.copy_(self(x.clone(), torch.empty_like(x), op))
         words = x.numel() * self.itemsize // WORD_BYTES
-        flagged_kernel[(triton.cdiv(words, BLOCK),)](
+        flagged_kernel[(triton.cdiv(words, self.block),)](
             x.view(-1).view(torch.uint32), out.view(-1).view(torch.uint32), self.staging.view(torch.uint64), self.epochs, x,
-            words, self.slot, self.table, OP=op, WORLD=self.world, BLOCK=BLOCK, num_warps=NUM_WARPS,
+            words, self.slot, self.table, OP=op, WORLD=self.world, BLOCK=self.block, num_warps=NUM_WARPS,
         )  # fmt: skip
         return out

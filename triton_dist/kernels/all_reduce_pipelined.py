@@ -5,9 +5,10 @@ reduce: reducer c takes what the peers' putters c have put, a round of PARTS blo
 link never waits for a reduction.
 
 Block b belongs to pair b % pairs, whatever the size of the call. `ready[c][s]` counts the rounds of rank s's putter c, over
-all calls. Two buffers take turns by the parity of the call; counts and calls lie in device memory. Why nothing is overwritten early, for any number of ranks: a rank puts into a buffer in call
-e + 2 after its call e + 1 has ended, for which every peer had put something of e + 1, after its own call e had ended and
-with it the reading of that buffer. In place, a reducer also waits until this rank's putter has read `x`.
+all calls. Two buffers take turns by the parity of the call; counts and calls lie in device memory. Why nothing is
+overwritten early, for any number of ranks: a rank puts into a buffer in call e + 2 after its call e + 1 has ended, for which
+every peer had put something of e + 1, after its own call e had ended and with it the reading of that buffer. In place, a
+reducer also waits until this rank's putter has read `x`.
 """
 
 import torch
@@ -95,11 +96,11 @@ def pipelined_kernel(
 class AllReducePipelined:
     """Buffers of a context. Symmetric memory: 2 * num_ranks * max_elements elements, a signal for each pair and rank."""
 
-    def __init__(self, max_elements, dtype, team):
+    def __init__(self, max_elements, dtype, team, programs=None, block=None):
         self.world, self.table = shmem.team_n_pes(team), shmem.context(team)
         self.slot = max(round_up(max_elements), ALIGN)
-        self.block = 256 if triton_dist.backend == "cpu" else BLOCK_BYTES // dtype.itemsize
-        self.pairs = min(max(device_programs() // 2, 1), triton.cdiv(self.slot, self.block))
+        self.block = block or (256 if triton_dist.backend == "cpu" else BLOCK_BYTES // dtype.itemsize)
+        self.pairs = min(max((programs or device_programs()) // 2, 1), triton.cdiv(self.slot, self.block))
         self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), dtype)
         self.ready = shmem.create_signals(self.pairs * self.world)
         self.state = torch.zeros(2 * self.pairs, 2, dtype=torch.int32, device=self.staging.device)

@@ -26,7 +26,7 @@ class AllGatherGemmStreams:
         self.gathered = shmem.aclshmem_create_tensor((self.num_ranks, M, K), dtype)
         self.parts = row_parts(M, parts_of(M * K * dtype.itemsize))
         self.handoffs = shmem.Handoffs(len(self.parts), team)
-        self.push = shmem.Stream(urgent=True)
+        self.push, self.arrivals = shmem.Stream(urgent=True), shmem.Stream()
         peers = [shmem.peer_tensor(self.gathered, peer, team) for peer in range(self.num_ranks)]
         self.there = [[peer[self.rank, first:last] for first, last in self.parts] for peer in peers]
 
@@ -57,19 +57,23 @@ class AllGatherGemmStreams:
         self.push.join()  # `a` has been read
 
     def one_by_one(self, a, b, out, others):
+        """The peers' shards on a stream of their own, so that their first tiles fill the last wave of the own shard's."""
+        self.arrivals.follow()
         rows = out.split(self.M) if self.M else [out] * self.num_ranks
         torch.mm(a, b, out=rows[self.rank])
         # Parts of a shard are multiplied one by one only where the link is slower than the product.
         behind = product_us(self.M, b.shape[1], self.K, self.dtype) < push_us(self.M * self.K * self.dtype.itemsize)
-        for writer in others:
-            shard = self.gathered[writer]
-            for part, (first, last) in enumerate(self.parts):
-                self.handoffs.receive(writer, part)
-                if behind:
-                    torch.mm(shard[first:last], b, out=rows[writer][first:last])
-            if not behind:
-                torch.mm(shard, b, out=rows[writer])
-            self.handoffs.release(writer)
+        with self.arrivals:
+            for writer in others:
+                shard = self.gathered[writer]
+                for part, (first, last) in enumerate(self.parts):
+                    self.handoffs.receive(writer, part)
+                    if behind:
+                        torch.mm(shard[first:last], b, out=rows[writer][first:last])
+                if not behind:
+                    torch.mm(shard, b, out=rows[writer])
+                self.handoffs.release(writer)
+        self.arrivals.join()
 
     def at_once(self, N):
         """Whether one product of all rows, after everything has come, is estimated to be faster."""

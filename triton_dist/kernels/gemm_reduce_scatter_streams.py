@@ -39,7 +39,7 @@ def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLO
 
 
 class GemmReduceScatterStreams:
-    """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; as much of this rank's own.
+    """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; and as many of its own.
 
     S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones; all are cut into the same parts of S.
     """

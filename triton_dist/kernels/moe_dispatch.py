@@ -47,29 +47,34 @@ _GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constex
 
 
 @triton.jit
+def _quantized(tile, T: tl.constexpr, H: tl.constexpr):
+    """(values [T, H] in units of their groups' scales, scales [T, H // 128])."""
+    grouped = tl.reshape(tile.to(tl.float32), (T, H // _GROUP, _GROUP))
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), 2), _TINY), tl.full((T, H // _GROUP), _FP8_MAX, tl.float32))
+    scaled = tl.div_rn(grouped, tl.broadcast_to(scale[:, :, None], (T, H // _GROUP, _GROUP)))
+    return tl.reshape(scaled, (T, H)), scale
+
+
+@triton.jit
 def _send_rows(
     x, inbox, scales, start, at, goes, H, stride_x, peer, ctx,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
     to = at.to(tl.int64)
-    if FP8:
-        h = tl.arange(0, _GROUP)
-        groups = tl.cdiv(H, _GROUP)
-        for group in range(0, groups):
-            cols = (h + group * _GROUP)[None, :]
-            mask = goes[:, None] & (cols < H)
-            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(tile), 1), _TINY)
-            scale = tl.div_rn(largest, tl.full((BLOCK_T,), _FP8_MAX, tl.float32))
-            tile = tl.div_rn(tile, tl.broadcast_to(scale[:, None], (BLOCK_T, _GROUP)))
+    h = tl.arange(0, BLOCK_H)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        mask = goes[:, None] & (cols < H)
+        if FP8:
+            groups = tl.cdiv(H, _GROUP)
+            tile, scale = _quantized(
+                tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0), BLOCK_T, BLOCK_H
+            )
             dl.remote_store(inbox + to[:, None] * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
-            dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes)
-    else:
-        h = tl.arange(0, BLOCK_H)
-        for first in range(0, H, BLOCK_H):
-            mask = goes[:, None] & (first + h < H)[None, :]
-            cols = (first + h)[None, :]
+            group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+            dl.remote_store(scales + to[:, None] * groups + group, scale, peer, ctx, goes[:, None] & (group < groups))
+        else:
             tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask)
             tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=mask)
 
@@ -79,7 +84,8 @@ def moe_dispatch_kernel(
     x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
     inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -160,23 +166,25 @@ def moe_dispatch_kernel(
     # Gather the rows.
     token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
     inbox = dl.consume_token(inbox, token)
-    h = tl.arange(0, BLOCK_H)
-    start = tl.where(failed > 0, rows_here, pid * BLOCK_T)
+    h, r_lane = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
+    start = tl.where(failed > 0, rows_here, pid * BLOCK_R)
     while start < rows_here:
-        row = start + t_lane
+        row = start + r_lane
         valid = row < rows_here
         tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
-        at = tl.load(source + row, mask=valid, other=0).to(tl.int64)
-        row = row.to(tl.int64)
+        at = tl.load(source + row, mask=valid, other=0).to(tl.int64)[:, None]
+        row = row.to(tl.int64)[:, None]
         for first in range(0, H, BLOCK_H):
             mask = valid[:, None] & (first + h < H)[None, :]
-            tile = tl.load(inbox + at[:, None] * H + (first + h)[None, :], mask=mask)
-            tl.store(out + row[:, None] * H + (first + h)[None, :], tile, mask=mask)
+            tile = tl.load(inbox + at * H + (first + h)[None, :], mask=mask)
+            tl.store(out + row * H + (first + h)[None, :], tile, mask=mask)
         if FP8:
             groups = tl.cdiv(H, _GROUP)
-            for group in range(0, groups):
-                tl.store(out_scales + row * groups + group, tl.load(scales + at * groups + group, mask=valid), mask=valid)
-        start += programs * BLOCK_T
+            for first in range(0, groups, 64):
+                group = (first + tl.arange(0, 64))[None, :]
+                mask = valid[:, None] & (group < groups)
+                tl.store(out_scales + row * groups + group, tl.load(scales + at * groups + group, mask=mask), mask=mask)
+        start += programs * BLOCK_R
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
@@ -197,11 +205,17 @@ def quantize(x):
     return payload.to(PAYLOAD_FP8), scale
 
 
-def default_config():
-    """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
-    so there are no more of them than the device runs at a time."""
-    cpu = triton_dist.backend == "cpu"
-    return dict(BLOCK_T=64, BLOCK_H=1024) if cpu else dict(BLOCK_T=8, BLOCK_H=512), device_programs()
+def default_config(max_tokens):
+    """(constexprs and launch options of the kernel, programs) that suit this process's platform. Programs of all ranks wait
+    for one another, so there are no more of them than the device runs at a time."""
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_T=64, BLOCK_R=64, BLOCK_H=1024), device_programs()
+    if triton_dist.backend == "nvidia":
+        if max_tokens <= 2 * device_programs():  # a token a program, all of a row on its way at once
+            return dict(BLOCK_T=1, BLOCK_R=8, BLOCK_H=2048, num_warps=16), device_programs()
+        # maxnreg: so that two programs share a multiprocessor, as they must
+        return dict(BLOCK_T=4, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128), 2 * device_programs()
+    return dict(BLOCK_T=8, BLOCK_R=8, BLOCK_H=512), device_programs()
 
 
 class MoeDispatchHandle:
@@ -330,7 +344,7 @@ def create_moe_dispatch_context(
         max_rows: rows that a rank's result can have. None: max_received * topk.
         fp8: send e4m3 values with an fp32 scale for each 128 columns of a token.
         team: team id of shmem; its ranks take part.
-        config: dict that overrides entries of `default_config()[0]`.
+        config: dict that overrides entries of `default_config(max_tokens)[0]`; also num_warps and num_stages.
         programs: programs in the grid; not more than the device runs at a time.
 
     Symmetric memory: max_received * H elements of the payload (and its scales), 8 bytes a row, 2 * W * (E + W + 1) * 4 bytes
@@ -351,7 +365,11 @@ def create_moe_dispatch_context(
         need(name, isinstance(n, int) and n >= 0, f"{limit} is {n!r}: give an integer of 0 or more")
     slots = world * max_tokens * topk
     need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
-    config, programs = checked_config(name, default_config(), config, programs, ("num_warps", "num_stages"))
+    config, programs = checked_config(
+        name, default_config(max_tokens), config, programs, ("num_warps", "num_stages")
+    )
+    if fp8:  # whole groups at a time
+        config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
     shmem.check_alike(
         f"create_moe_dispatch_context(max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, "
         f"{dtype}, placement={owners}, max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, "

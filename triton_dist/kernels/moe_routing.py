@@ -90,9 +90,10 @@ def count_slots(
 
 @triton.jit
 def sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
+    LINES: tl.constexpr = max(8, min(64, 16384 // COLUMNS))  # at a time: their loads are on their way together
     total = tl.zeros((COLUMNS,), tl.int32)
-    i = tl.arange(0, 8)
-    for start in range(0, n, 8):
+    i = tl.arange(0, LINES)
+    for start in range(0, n, LINES):
         mask = (start + i < n)[:, None] & (columns < width)[None, :]
         total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
     return total

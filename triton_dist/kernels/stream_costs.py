@@ -11,7 +11,7 @@ PRODUCT_FLOPS = 6.6e6  # of a multiprocessor, a microsecond, 16-bit operands
 MEMORY_BYTES = 4.0e6  # a microsecond
 LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
 LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the end of the peer's wait
-PART_BYTES = 4 << 20  # a smaller part costs more to hand over than it gains
+PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
 TILE_M, TILE_N = 128, 256
 

@@ -1,5 +1,7 @@
 """Operators captured in CUDA graphs, and two of them on two streams. Skipped where there are fewer than two NVIDIA GPUs."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -11,6 +13,10 @@ pytestmark = [
 ]
 
 BF16 = torch.bfloat16
+METHODS = {
+    name: importlib.import_module(f"triton_dist.kernels.{name}").METHODS
+    for name in ("all_reduce", "allgather_gemm", "gemm_reduce_scatter", "gemm_allreduce")
+}
 REPLAYS, CHECKED = 1000, 50  # every 50th result is compared
 
 
@@ -39,18 +45,24 @@ def reduce_scatter():
     return context, [x], [out], lambda: kernels.reduce_scatter(x, context, "sum", out)
 
 
-def allgather_gemm():
-    M, N, K = 640, 384, 256
-    context = kernels.create_allgather_gemm_context(M, K, BF16)
-    a, b, out = random(M, K), random(K, N), random(2 * M, N)
-    return context, [a, b], [out], lambda: kernels.allgather_gemm(a, b, context, out)
+def allgather_gemm(method):
+    def make():
+        M, N, K = 640, 384, 256
+        context = kernels.create_allgather_gemm_context(M, K, BF16, method=method)
+        a, b, out = random(M, K), random(K, N), random(2 * M, N)
+        return context, [a, b], [out], lambda: kernels.allgather_gemm(a, b, context, out)
+
+    return make
 
 
-def gemm_reduce_scatter():
-    M, N, K = 640, 384, 256
-    context = kernels.create_gemm_reduce_scatter_context(M, N, BF16)
-    a, b, out = random(M, K), random(K, N), random(M // 2, N)
-    return context, [a, b], [out], lambda: kernels.gemm_reduce_scatter(a, b, context, out)
+def gemm_reduce_scatter(method):
+    def make():
+        M, N, K = 640, 384, 256
+        context = kernels.create_gemm_reduce_scatter_context(M, N, BF16, method=method)
+        a, b, out = random(M, K), random(K, N), random(M // 2, N)
+        return context, [a, b], [out], lambda: kernels.gemm_reduce_scatter(a, b, context, out)
+
+    return make
 
 
 def gemm_allreduce(method):
@@ -85,16 +97,13 @@ def moe():
 
 
 OPERATORS = {
-    "all_reduce mesh": all_reduce("mesh"),
-    "all_reduce two_shot": all_reduce("two_shot"),
-    "all_reduce ring": all_reduce("ring"),
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
-    "allgather_gemm": allgather_gemm,
-    "gemm_reduce_scatter": gemm_reduce_scatter,
-    "gemm_allreduce one_shot": gemm_allreduce("one_shot"),
-    "gemm_allreduce two_shot": gemm_allreduce("two_shot"),
     "moe dispatch and combine": moe,
+    **{f"all_reduce {method}": all_reduce(method) for method in (None, *METHODS["all_reduce"])},
+    **{f"allgather_gemm {method}": allgather_gemm(method) for method in METHODS["allgather_gemm"]},
+    **{f"gemm_reduce_scatter {method}": gemm_reduce_scatter(method) for method in METHODS["gemm_reduce_scatter"]},
+    **{f"gemm_allreduce {method}": gemm_allreduce(method) for method in METHODS["gemm_allreduce"]},
 }
 
 

@@ -63,7 +63,8 @@ def gather_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
 
 def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transposed=False):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
-    contexts = [make(M, N, dtype, method=method) for make in (create_gemm_reduce_scatter_context, create_gemm_allreduce_context)]
+    makers = create_gemm_reduce_scatter_context, create_gemm_allreduce_context
+    contexts = [make(M, N, dtype, method=method) for make in makers]
     first = rank * -(-M // world)
     for call in range(calls):
         a = [operand(M, K, dtype, call, 1, r) for r in range(world)]
