@@ -36,7 +36,8 @@ def main():
         parser.error(f"--bytes must be at least {dtype.itemsize}")
     rank, world, device = start(8 * max(args.bytes) + (1 << (25 if on_cpu else 29)))
     rate = link_rate((1 << 20) if on_cpu else (256 << 20))
-    say(f"{world} ranks, {args.dtype}, {triton_dist.backend}, {'eager' if args.eager else 'graphs'}; link {rate / 1e3:.1f} GB/s")
+    how = "eager" if args.eager else "graphs"
+    say(f"{world} ranks, {args.dtype}, {triton_dist.backend}, {how}; link {rate / 1e3:.1f} GB/s")
     say(f"{'bytes':>10} {'limit':>8} {'torch':>8}" + "".join(f" {m:>9} {'x torch':>8}" for m in args.methods))
     for nbytes in args.bytes:
         n = nbytes // dtype.itemsize
