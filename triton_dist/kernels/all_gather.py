@@ -21,6 +21,7 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
+from . import torch_ops
 from .arguments import WORDS
 from .channels import ChannelContext, end_epoch, next_epoch
 
@@ -78,7 +79,7 @@ def create_all_gather_context(max_elements, dtype, team=0, programs=None, block=
     Errors: ValueError for what is not supported, CollectiveMismatchError when ranks differ; on all ranks alike, before
     anybody communicates.
     """
-    return AllGatherContext(max_elements, dtype, team, programs, block)
+    return torch_ops.register(AllGatherContext(max_elements, dtype, team, programs, block))
 
 
 def all_gather(x, context, out=None):
@@ -94,6 +95,8 @@ def all_gather(x, context, out=None):
     and there is no host synchronisation: the call can be captured in a CUDA graph. Calls of 0 elements do nothing.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.all_gather(x, context.number)
     n, world = x.numel(), context.num_ranks
     shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
     if out is None:

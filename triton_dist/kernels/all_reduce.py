@@ -42,6 +42,7 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 
+from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
 from .channels import ChannelContext, end_epoch, need, next_epoch, round_up
@@ -288,7 +289,7 @@ def create_all_reduce_context(max_elements, dtype, method=None, team=0, programs
     two_shot and ring.
     Errors: as `create_all_gather_context`.
     """
-    return AllReduceContext(max_elements, dtype, method, team, programs, block)
+    return torch_ops.register(AllReduceContext(max_elements, dtype, method, team, programs, block))
 
 
 def all_reduce(x, context, op="sum", out=None):
@@ -305,6 +306,8 @@ def all_reduce(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.all_reduce(x, context.number, op)
     need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -28,6 +28,7 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from . import torch_ops
 from .all_gather import all_gather, create_all_gather_context
 from .allgather_gemm_streams import AllGatherGemmStreams
 from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
@@ -239,7 +240,7 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     shmem.check_alike(
         f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r})", team
     )
-    return AllGatherGemmContext(M, K, dtype, team, config, programs, method)
+    return torch_ops.register(AllGatherGemmContext(M, K, dtype, team, config, programs, method))
 
 
 def allgather_gemm(a, b, context, out=None):
@@ -258,6 +259,8 @@ def allgather_gemm(a, b, context, out=None):
     this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.allgather_gemm(a, b, context.number)
     if out is None:
         out = torch.empty(a.shape[0] * context.num_ranks, b.shape[-1], dtype=a.dtype, device=a.device)
     context.check(a, b, out)

@@ -42,6 +42,7 @@ import triton.language as tl
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from . import torch_ops
 from .all_reduce import all_reduce, create_all_reduce_context
 from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
@@ -258,7 +259,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     """
     name = "create_gemm_allreduce_context"
     config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
-    return GemmAllReduceContext(M, N, dtype, method, team, config, programs)
+    return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 
 
 def gemm_allreduce(a, b, context, out=None):
@@ -278,6 +279,8 @@ def gemm_allreduce(a, b, context, out=None):
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.gemm_allreduce(a, b, context.number)
     if out is None:
         out = torch.empty(context.M, context.N, dtype=a.dtype, device=a.device)
     check_operands("gemm_allreduce", context, a, b, out, context.M)

@@ -38,6 +38,7 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from . import torch_ops
 from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
@@ -271,7 +272,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     """
     name = "create_gemm_reduce_scatter_context"
     config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
-    return GemmReduceScatterContext(M, N, dtype, team, config, programs, method)
+    return torch_ops.register(GemmReduceScatterContext(M, N, dtype, team, config, programs, method))
 
 
 def gemm_reduce_scatter(a, b, context, out=None):
@@ -291,6 +292,8 @@ def gemm_reduce_scatter(a, b, context, out=None):
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.gemm_reduce_scatter(a, b, context.number)
     if out is None:
         out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
     context.check(a, b, out)

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
+from . import torch_ops
 from .channels import ChannelContext, end_epoch, need, next_epoch
 
 OPS = ("sum", "max", "min", "prod")
@@ -140,7 +141,7 @@ def create_reduce_scatter_context(max_elements, dtype, team=0, programs=None, bl
     Symmetric memory: 2 * num_ranks * max_elements elements and programs * num_ranks signals.
     Errors: as `create_all_gather_context`.
     """
-    return ReduceScatterContext(max_elements, dtype, team, programs, block)
+    return torch_ops.register(ReduceScatterContext(max_elements, dtype, team, programs, block))
 
 
 def reduce_scatter(x, context, op="sum", out=None):
@@ -157,6 +158,8 @@ def reduce_scatter(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.reduce_scatter(x, context.number, op)
     world = context.num_ranks
     need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
     fits = x.dim() >= 1 and x.shape[0] % world == 0
