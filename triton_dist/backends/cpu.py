@@ -173,10 +173,10 @@ class Heap:
 
 
 class _Now:
-    def follow(self):
+    def follow(self, mark=None):
         pass
 
-    join = __enter__ = follow
+    join = mark = __enter__ = follow
 
     def __exit__(self, *exc):
         pass

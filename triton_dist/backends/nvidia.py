@@ -193,11 +193,14 @@ class _Stream:
         self.device, self.stream = device, torch.cuda.Stream(device, priority=-1 if urgent else 0)
         self.guard = torch.cuda.stream(self.stream)
 
-    def follow(self):
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+    def follow(self, mark=None):
+        self.stream.wait_event(mark or self.mark())
+
+    def mark(self):
+        return torch.cuda.current_stream(self.device).record_event()
 
     def join(self):
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device).wait_event(self.stream.record_event())
 
     def __enter__(self):
         self.guard.__enter__()

@@ -103,8 +103,7 @@ def all_gather(x, context, out=None):
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     context.check(x, out, shape, n, own=context.rank * n)
     if n:
-        all_gather_kernel[context.grid(n)](
-            x.view(context.word), out.view(context.word), context.staging, context.ready, context.epochs, n,
-            context.slot, context.table, **context.constants,
-        )  # fmt: skip
+        words = x.view(context.word), out.view(context.word)
+        arguments = (*words, context.staging, context.ready, context.epochs, n, context.slot, context.table)
+        context.launch(all_gather_kernel, n, arguments)
     return out

@@ -308,12 +308,12 @@ def all_reduce(x, context, op="sum", out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.all_reduce(x, context.number, op)
-    need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
+    if op not in OPS:
+        need("all_reduce", False, f"op is {op!r}: give one of {', '.join(OPS)}")
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     n, world = x.numel(), context.num_ranks
     context.check(x, out, x.shape, n)
-    constants = dict(OP=op, **context.constants)
     if n == 0:
         return out
     if world == 1:
@@ -323,9 +323,10 @@ def all_reduce(x, context, op="sum", out=None):
         return out
     need("all_reduce", context.method in KERNELS, f"x has {n} elements, which the method {context.method} does not take")
     if context.method == "mesh":
-        mesh_kernel[context.grid(n)](x, out, *context.buffers, context.epochs, n, context.slot, context.table, **constants)
+        context.launch(mesh_kernel, n, (x, out, *context.buffers, context.epochs, n, context.slot, context.table), OP=op)
         return out
     share = share_of(n, world)
     kernel = two_shot_kernel if context.method == "two_shot" else ring_kernel
-    kernel[context.grid(share)](x, out, *context.buffers, context.epochs, n, share, context.slot, context.table, **constants)
+    arguments = (x, out, *context.buffers, context.epochs, n, share, context.slot, context.table)
+    context.launch(kernel, share, arguments, OP=op)
     return out

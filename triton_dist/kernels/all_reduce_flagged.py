@@ -18,6 +18,7 @@ import triton.language as tl
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from .launch import Launcher
 from .reduce_scatter import combine, widen
 
 WORD_BYTES = 4
@@ -41,16 +42,17 @@ def _high(word, like):
 
 @triton.jit
 def flagged_kernel(
-    x, out, staging, epochs, like, words, slot, ctx, OP: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr
+    x, out, staging, epochs, words, slot, ctx, OP: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """x, out: uint32; staging [2, WORLD, slot]: uint64; like: any pointer to the element type."""
-    BITS: tl.constexpr = like.dtype.element_ty.primitive_bitwidth
+    """x, out: of the element type, aligned to words; staging [2, WORLD, slot]: uint64."""
+    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = tl.pointer_type(tl.uint32)
     me, block = dl.rank(ctx), tl.program_id(0)
     epoch = tl.max(tl.load(epochs + block + tl.arange(0, 1)), 0) + 1
     buffer = staging + tl.cast(epoch % 2 * WORLD, tl.int64) * slot
     lanes = block * BLOCK + tl.arange(0, BLOCK)
     inside = lanes < words
-    mine = tl.load(x + lanes, mask=inside, other=0)
+    mine = tl.load(x.to(WORD, bitcast=True) + lanes, mask=inside, other=0)
     flag = epoch.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
     to = buffer + tl.cast(me, tl.int64) * slot + lanes
     for i in tl.static_range(1, WORLD):
@@ -65,19 +67,19 @@ def flagged_kernel(
                 missing = tl.sum((inside & ((seen >> 32) != (flag >> 32))).to(tl.int32), 0)
             word = (tl.load(there, mask=inside, other=0, volatile=True) & 0xFFFFFFFF).to(tl.uint32)
         if src == 0:
-            low = widen(_low(word, like))
+            low = widen(_low(word, x))
             if BITS == 16:
-                high = widen(_high(word, like))
+                high = widen(_high(word, x))
         else:
-            low = combine(low, widen(_low(word, like)), OP)
+            low = combine(low, widen(_low(word, x)), OP)
             if BITS == 16:
-                high = combine(high, widen(_high(word, like)), OP)
+                high = combine(high, widen(_high(word, x)), OP)
     if BITS == 16:
-        packed = low.to(like.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
-        packed |= high.to(like.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        packed = low.to(x.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
+        packed |= high.to(x.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
     else:
-        packed = low.to(like.dtype.element_ty).to(tl.uint32, bitcast=True)
-    tl.store(out + lanes, packed, mask=inside)
+        packed = low.to(x.dtype.element_ty).to(tl.uint32, bitcast=True)
+    tl.store(out.to(WORD, bitcast=True) + lanes, packed, mask=inside)
     tl.store(epochs + block + tl.arange(0, 1), epoch)
 
 
@@ -89,7 +91,8 @@ class AllReduceFlagged:
         self.slot = max(triton.cdiv(max_elements * dtype.itemsize, WORD_BYTES), 1)
         self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), torch.int64)
         self.staging.zero_()
-        self.block = block or BLOCK
+        self.launch = Launcher(flagged_kernel)
+        self.words, self.block = self.staging.view(torch.uint64), block or BLOCK
         self.epochs = torch.zeros(triton.cdiv(self.slot, self.block), dtype=torch.int32, device=self.staging.device)
         shmem.barrier_all(team)
 
@@ -104,8 +107,8 @@ class AllReduceFlagged:
         if (x.data_ptr() | out.data_ptr()) % WORD_BYTES:  # a view that begins between two words
             return out.copy_(self(x.clone(), torch.empty_like(x), op))
         words = x.numel() * self.itemsize // WORD_BYTES
-        flagged_kernel[(triton.cdiv(words, self.block),)](
-            x.view(-1).view(torch.uint32), out.view(-1).view(torch.uint32), self.staging.view(torch.uint64), self.epochs, x,
-            words, self.slot, self.table, OP=op, WORLD=self.world, BLOCK=self.block, num_warps=NUM_WARPS,
+        self.launch(
+            (triton.cdiv(words, self.block), 1, 1), (x, out, self.words, self.epochs, words, self.slot, self.table),
+            dict(OP=op, WORLD=self.world, BLOCK=self.block), num_warps=NUM_WARPS,
         )  # fmt: skip
         return out

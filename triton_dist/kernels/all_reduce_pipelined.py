@@ -21,9 +21,10 @@ from triton_dist import shmem
 
 from .arguments import device_programs
 from .channels import ALIGN, round_up
+from .launch import Launcher
 from .reduce_scatter import combine, widen
 
-BLOCK_BYTES, MAX_PARTS = 16384, 4
+BLOCK_BYTES, PARTS = 16384, 4
 
 
 @triton.jit
@@ -97,10 +98,14 @@ class AllReducePipelined:
     """Buffers of a context. Symmetric memory: 2 * num_ranks * max_elements elements, a signal for each pair and rank."""
 
     def __init__(self, max_elements, dtype, team, programs=None, block=None):
+        self.launch = Launcher(pipelined_kernel)
         self.world, self.table = shmem.team_n_pes(team), shmem.context(team)
         self.slot = max(round_up(max_elements), ALIGN)
         self.block = block or (256 if triton_dist.backend == "cpu" else BLOCK_BYTES // dtype.itemsize)
-        self.pairs = min(max((programs or device_programs()) // 2, 1), triton.cdiv(self.slot, self.block))
+        pairs = max((programs or device_programs()) // 2, 1)
+        if programs is None and pairs > 1:  # so that the blocks of messages of usual sizes are dealt out evenly
+            pairs = 1 << pairs.bit_length() - 1
+        self.pairs = min(pairs, triton.cdiv(self.slot, self.block))
         self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), dtype)
         self.ready = shmem.create_signals(self.pairs * self.world)
         self.state = torch.zeros(2 * self.pairs, 2, dtype=torch.int32, device=self.staging.device)
@@ -110,9 +115,6 @@ class AllReducePipelined:
             shmem.aclshmem_free_tensor(tensor)
 
     def __call__(self, x, out, op):
-        n = x.numel()
-        parts = max(1, min(MAX_PARTS, n // (self.pairs * self.block * 4)))
-        pipelined_kernel[(2 * self.pairs,)](
-            x, out, self.staging, self.ready, self.state, n, self.slot, self.table, OP=op, WORLD=self.world,
-            BLOCK=self.block, PARTS=triton.next_power_of_2(parts), IN_PLACE=x.data_ptr() == out.data_ptr(), num_warps=16,
-        )  # fmt: skip
+        constants = dict(OP=op, WORLD=self.world, BLOCK=self.block, PARTS=PARTS, IN_PLACE=x.data_ptr() == out.data_ptr())
+        arguments = (x, out, self.staging, self.ready, self.state, x.numel(), self.slot, self.table)
+        self.launch((2 * self.pairs, 1, 1), arguments, constants, num_warps=16)

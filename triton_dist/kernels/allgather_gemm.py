@@ -179,7 +179,7 @@ class AllGatherGemmContext:
 
     def __init__(self, M, K, dtype, team, config, programs, method):
         self.M, self.K, self.dtype, self.team, self.method = M, K, dtype, team, method
-        self.num_ranks, self.device = shmem.team_n_pes(team), shmem.device()
+        self.num_ranks, self.device, self.fitting = shmem.team_n_pes(team), shmem.device(), None
         if method == "kernel":
             self.run = AllGatherGemmKernel(M, K, dtype, team, config, programs)
         else:
@@ -192,6 +192,10 @@ class AllGatherGemmContext:
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
+
+        facts = tuple((x.shape, x.stride(), x.dtype, x.device) for x in (a, b, out))
+        if self.run is not None and facts == self.fitting:
+            return
 
         def fit(fits, text):
             need("allgather_gemm", fits, text)
@@ -206,6 +210,7 @@ class AllGatherGemmContext:
             fit(tensor.device == self.device, f"{name} is on {tensor.device}, not on {self.device}")
         fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
         fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+        self.fitting = facts  # what fitted in the last call fits again: a call's host time counts for small products
 
 
 def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None, method=None):

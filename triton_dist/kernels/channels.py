@@ -16,6 +16,7 @@ import triton_dist
 from triton_dist import shmem
 
 from .arguments import device_programs, need, need_dtype
+from .launch import Launcher
 
 ALIGN = 16  # elements to which slots and shares are rounded up, so that each begins on 16 bytes
 
@@ -41,10 +42,6 @@ def default_block(itemsize, max_elements, programs):
     if triton_dist.backend == "cpu":
         return min(2**18 // itemsize, triton.next_power_of_2(max(-(-max_elements // programs), ALIGN)))
     return 8192 // itemsize
-
-
-def _span(tensor):
-    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
 class ChannelContext:
@@ -84,7 +81,7 @@ class ChannelContext:
         self.constants = dict(CHANNELS=programs, WORLD=self.num_ranks, BLOCK=block)
         if triton_dist.backend == "nvidia":
             self.constants["num_warps"] = 8
-        self.symmetric = []
+        self.symmetric, self.fitting, self.launchers = [], None, {}
 
     def tensor(self, shape, dtype):
         self.symmetric.append(shmem.aclshmem_create_tensor(shape, dtype))
@@ -98,16 +95,34 @@ class ChannelContext:
         """Channels that have a block when the longest message has `elements`."""
         return (min(self.programs, -(-elements // self.block)),)
 
+    def launch(self, kernel, elements, arguments, **constants):
+        """Runs a kernel whose longest message has `elements`; its last constexprs are CHANNELS, WORLD and BLOCK."""
+        options = {name: value for name, value in self.constants.items() if name == "num_warps"}
+        constants.update((name, self.constants[name]) for name in ("CHANNELS", "WORLD", "BLOCK"))
+        if kernel not in self.launchers:
+            self.launchers[kernel] = Launcher(kernel)
+        self.launchers[kernel]((*self.grid(elements), 1, 1), arguments, constants, **options)
+
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
         need(self.name, self.symmetric is not None, "the context was freed")
         for tensor in self.symmetric:
             shmem.aclshmem_free_tensor(tensor)
-        self.symmetric = None
+        self.symmetric = self.fitting = None
 
     def check(self, x, out, out_shape, n, own=None):
         """Raises ValueError, naming rank and values, unless the operands fit. `n` is counted against max_elements; `own`
         is the part of `out` that `x` may be (None: all of it)."""
+        facts = x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, out_shape
+        if facts != self.fitting:  # what fitted in the last call fits again: a call's host time counts for short messages
+            self._check(x, out, out_shape, n)
+            self.fitting = facts
+        first, out_first, nbytes, out_nbytes = x.data_ptr(), out.data_ptr(), x.nbytes, out.nbytes
+        if nbytes and out_nbytes and first < out_first + out_nbytes and out_first < first + nbytes:
+            same = first == (out_first if own is None else out_first + own * self.dtype.itemsize)
+            need(self.name, same, "x and out overlap, and x is not where its own part of out is")
+
+    def _check(self, x, out, out_shape, n):
         need(self.name, self.symmetric is not None, "the context was freed")
         need(
             self.name, n <= self.max_elements,
@@ -122,10 +137,3 @@ class ChannelContext:
             device = self.epochs.device
             need(self.name, tensor.device == device, f"{label} is on {tensor.device}, not on {device}")
             need(self.name, tensor.is_contiguous(), f"{label} has strides {tensor.stride()}; it must be contiguous")
-        if x.numel() and out.numel():
-            (first, end), (out_first, out_end) = _span(x), _span(out)
-            same = first == (out_first if own is None else out_first + own * self.dtype.itemsize)
-            need(
-                self.name, same or end <= out_first or out_end <= first,
-                "x and out overlap, and x is not where its own part of out is",
-            )  # fmt: skip

@@ -225,7 +225,7 @@ class GemmAllReduceContext:
 
     def __init__(self, M, N, dtype, method, team, config, programs):
         self.M, self.N, self.dtype, self.method, self.team = M, N, dtype, method, team
-        self.device = shmem.device()
+        self.device, self.fitting = shmem.device(), None
         if method in ("one_shot", "two_shot"):
             self.run = GemmAllReduceKernel(M, N, dtype, team, config, programs, method)
         else:

@@ -31,12 +31,15 @@ class GemmAllReduceStreams:
     @torch.no_grad()
     def __call__(self, a, b, out):
         scatter = self.scatter
+        if not scatter.others:
+            torch.mm(a, b, out=out)
+            return
         shards = [out[rank * scatter.shard : (rank + 1) * scatter.shard] for rank in range(scatter.num_ranks)]
         self.copies.follow()  # `out` may be written
 
         def push(part):
             first, last = scatter.rows_of(scatter.rank, part)
-            self.push.follow()
+            self.push.follow()  # the stream of the sums, which is the current one here
             with self.push:
                 for reader in scatter.others:
                     if part == 0:

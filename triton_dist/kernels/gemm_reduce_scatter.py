@@ -217,7 +217,7 @@ class GemmReduceScatterContext:
         self.num_ranks, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
         shard = triton.cdiv(M, self.num_ranks)
         self.rows = max(min(shard, M - rank * shard), 0)  # of this rank's result
-        self.device = shmem.device()
+        self.device, self.fitting = shmem.device(), None
         if method == "kernel":
             self.run = GemmReduceScatterKernel(M, N, dtype, team, config, programs)
         else:
@@ -236,6 +236,9 @@ class GemmReduceScatterContext:
 
 def check_operands(function, context, a, b, out, rows):
     """ValueError, naming rank and values, unless a [M, K], b [K, N] and out [rows, N] fit the context."""
+    facts = tuple((x.shape, x.stride(), x.dtype, x.device) for x in (a, b, out))
+    if context.run is not None and facts == context.fitting:
+        return
 
     def fit(fits, text):
         need(function, fits, text)
@@ -249,6 +252,7 @@ def check_operands(function, context, a, b, out, rows):
         fit(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
         fit(tensor.device == context.device, f"{name} is on {tensor.device}, not on {context.device}")
     fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+    context.fitting = facts  # what fitted in the last call fits again: a call's host time counts for small products
 
 
 def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None, method=None):

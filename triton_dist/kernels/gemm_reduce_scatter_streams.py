@@ -1,16 +1,17 @@
 """GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
 
-torch multiplies the rows that peers own, part by part, a copy engine pushes each part into its owner's buffer while the
-next one is multiplied; the own rows come last. By then the peers' partial sums of the first own part have arrived: they are
-summed into `out`, and the own product is accumulated onto them in fp32 in the product's own epilogue (torch.addmm in place). So
-nothing is left to do after the last product.
+torch multiplies the rows that peers own, part by part, on an urgent stream; a copy engine pushes each part into its owner's
+buffer. The own rows are multiplied on the current stream, straight into `out`: their tiles take the multiprocessors that the
+last wave of the peers' leaves idle, and need not wait for anybody. As soon as a part of them is there, a third stream adds to
+it what the peers have pushed meanwhile. So all that is left at the end is the sum of the last part.
 
-Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each peer's is rounded once (with
-more than two ranks their sum once more), the own one is not; then the result is rounded. For one rounding in all use the
-method `kernel`.
+Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each rank's is rounded once (with
+more than two ranks the peers' sum once more), they are added in fp32, and the result is rounded. For one rounding in all use
+the method `kernel`.
 
 Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has summed the last call's. Within a call all that
-peers wait for is given to the streams before the own waits.
+peers wait for is given to the streams before the own waits. Work is given to the streams products first, because the host may
+be slower than the device.
 """
 
 import torch
@@ -20,7 +21,7 @@ import triton.language as tl
 from triton_dist import shmem
 
 from .reduce_scatter import widen
-from .stream_costs import parts_of, row_parts
+from .stream_costs import parts_of_sum, row_parts
 
 SUM_BLOCK = 2048
 
@@ -49,11 +50,12 @@ class GemmReduceScatterStreams:
         self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
         self.shard = -(-M // self.num_ranks)
         self.arrived = shmem.aclshmem_create_tensor((self.num_ranks, self.shard, N), dtype)
-        self.parts = row_parts(self.shard, parts_of(self.shard * N * dtype.itemsize))
+        self.parts = row_parts(self.shard, parts_of_sum(self.shard * N * dtype.itemsize))
         self.handoffs = shmem.Handoffs(len(self.parts), team)
-        self.push, self.sums = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.products, self.push, self.sums = (shmem.Stream(urgent=True) for _ in range(3))
         self.there = [shmem.peer_tensor(self.arrived, peer, team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
+        self.marks = [None] * len(self.parts)
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
 
     def free(self):
@@ -68,39 +70,51 @@ class GemmReduceScatterStreams:
 
     @torch.no_grad()
     def __call__(self, a, b, out, finished=lambda part: None):
-        """`finished(part)` is called when a part of `out` has been given to the current stream."""
-        self.sums.follow()
-        for owner in self.others:
-            self.send(a, b, owner)
-        for part in range(len(self.parts)):
-            first, last = self.rows_of(self.rank, part)
-            own = a[self.rank * self.shard + first : self.rank * self.shard + last]
-            if not self.others:
-                torch.mm(own, b, out=out[first:last])
-                continue
-            with self.sums:
+        """`finished(part)` is called, on a stream of its own, when a part of `out` has been given to it."""
+        if not self.others:
+            torch.mm(a, b, out=out)
+            return
+        for stream in (self.products, self.sums):
+            stream.follow()
+        with self.products:
+            sent = [self.multiply(a, b, owner, part) for owner in self.others for part in range(len(self.parts))]
+        own = [self.multiply_own(a, b, out, part) for part in range(len(self.parts))]
+        with self.push:
+            for owner, part, mark in sent:
+                self.send(owner, part, mark)
+        with self.sums:
+            for part, (first, last) in enumerate(own):
+                self.sums.follow(self.marks[part])
                 for writer in self.others:
                     self.handoffs.receive(writer, part)
-                out[first:last].copy_(self.sum_of_others(first, last), non_blocking=True)
+                torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
                 if part + 1 == len(self.parts):
                     for writer in self.others:
                         self.handoffs.release(writer)
-            self.sums.join()
-            torch.addmm(out[first:last], own, b, out=out[first:last])
-            finished(part)
-        self.push.join()  # `partial` has been read
+                finished(part)
+        for stream in (self.sums, self.push):
+            stream.join()
 
-    def send(self, a, b, owner):
-        for part in range(len(self.parts)):
-            first, last = self.rows_of(owner, part)
-            partial = self.partial[owner, first:last]
-            torch.mm(a[owner * self.shard + first : owner * self.shard + last], b, out=partial)
-            self.push.follow()
-            with self.push:
-                if part == 0:
-                    self.handoffs.claim(owner)
-                self.there[owner][first:last].copy_(partial, non_blocking=True)
-                self.handoffs.publish(owner, part)
+    def multiply(self, a, b, owner, part):
+        """(owner, part, mark) of an owner's part of this rank's product, given to the current stream."""
+        first, last = self.rows_of(owner, part)
+        rows = a[owner * self.shard + first : owner * self.shard + last]
+        torch.mm(rows, b, out=self.partial[owner, first:last])
+        return owner, part, self.products.mark()
+
+    def multiply_own(self, a, b, out, part):
+        first, last = self.rows_of(self.rank, part)
+        torch.mm(a[self.rank * self.shard + first : self.rank * self.shard + last], b, out=out[first:last])
+        self.marks[part] = self.sums.mark()
+        return first, last
+
+    def send(self, owner, part, mark):
+        first, last = self.rows_of(owner, part)
+        self.push.follow(mark)
+        if part == 0:
+            self.handoffs.claim(owner)
+        self.there[owner][first:last].copy_(self.partial[owner, first:last], non_blocking=True)
+        self.handoffs.publish(owner, part)
 
     def sum_of_others(self, first, last):
         if self.num_ranks == 2:

@@ -170,8 +170,6 @@ def reduce_scatter(x, context, op="sum", out=None):
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     context.check(x, out, shape, n, own=-context.rank * n)
     if n:
-        reduce_scatter_kernel[context.grid(n)](
-            x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table, OP=op,
-            **context.constants,
-        )  # fmt: skip
+        arguments = (x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table)
+        context.launch(reduce_scatter_kernel, n, arguments, OP=op)
     return out

@@ -13,6 +13,7 @@ LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
 LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the end of the peer's wait
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
+SUM_BYTES = 2 << 20  # of a part of partial sums, at least
 TILE_M, TILE_N = 128, 256
 
 
@@ -31,6 +32,11 @@ def push_us(nbytes):
 def parts_of(nbytes):
     """Into how many parts a buffer is cut, so that its first ones can be used while the last are on their way."""
     return max(1, min(MAX_PARTS, nbytes // PART_BYTES))
+
+
+def parts_of_sum(nbytes):
+    """The same for partial sums: two parts even of small ones, since the last part's sum is what is left to do at the end."""
+    return 1 if nbytes < 2 * SUM_BYTES else max(2, parts_of(nbytes // 2))
 
 
 def row_parts(rows, parts):

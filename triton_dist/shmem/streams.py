@@ -17,13 +17,18 @@ class Stream:
     def __init__(self, urgent=False):
         self._stream = world.current("Stream()").heap.stream(urgent)
 
-    def follow(self):
-        """What is given to it from now on waits for all that the current stream has been given."""
-        self._stream.follow()
+    def follow(self, mark=None):
+        """What is given to it from now on waits for all that the current stream has been given, or had been at `mark`."""
+        self._stream.follow(mark)
 
     def join(self):
         """What the current stream is given from now on waits for all that this one has been given."""
         self._stream.join()
+
+    def mark(self):
+        """What the current stream has been given so far, for `follow`: so that work can be given to streams in another order
+        than it is done in."""
+        return self._stream.mark()
 
     def __enter__(self):
         self._stream.__enter__()

@@ -86,7 +86,7 @@ def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transpo
 
 
 def all_shapes(method):
-    stream_costs.PART_BYTES = 256  # small buffers are cut into parts, too
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256  # small buffers are cut into parts, too
     for M, N, K in SHAPES:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             gather_case(M, N, K, dtype, method, wide=N == 77)
@@ -112,7 +112,7 @@ def test_every_dtype_and_shape(method, world, ranks):
 
 def both_orders():
     """Whichever way a rank consumes the shards, whatever the others do: one product, or one each, or one for each part."""
-    stream_costs.PART_BYTES = 256
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
     for launch, link in ((1e9, 1.0), (0.0, 1e9), (0.0, 1e-3)):
         stream_costs.LAUNCH_US, stream_costs.LINK_BYTES = (launch, link) if shmem.my_pe() == 0 else (0.0, 1e9)
         gather_case(128, 48, 32, torch.bfloat16, "streams")
@@ -123,7 +123,7 @@ def test_a_rank_may_wait_for_all_shards_or_multiply_one_by_one(ranks):
 
 
 def delayed(calls):
-    stream_costs.PART_BYTES = 256
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
