@@ -40,17 +40,18 @@ def compiled(kernel, constants, options, types):
     hinted = [i for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or n in ALIGNED]
     source = ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in hinted})
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
+    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
         file.flush()
-        command = [ptxas, "-v", "--gpu-name", "sm_90a", file.name, "-o", "/dev/null"]
-        report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stderr
+        command = [cuobjdump, "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
     return {
         "ptx": made.asm["ptx"],
         "shared": made.metadata.shared,
-        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
-        "spills": int(re.search(r"(\d+) bytes spill stores", report)[1]),
+        "registers": usage["REG"],
+        "spills": usage["STACK"] + usage["LOCAL"],
         "threads": 32 * options["num_warps"],
     }
 
@@ -67,7 +68,8 @@ def main(out):
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
     constants = dict(OP="sum", WORLD=2, BLOCK=BLOCK_BYTES // 2, PARTS=PARTS, IN_PLACE=False)
-    results["pipelined"] = compiled(pipelined_kernel, constants, {"num_warps": 16}, dict.fromkeys(("x", "out", "staging"), "*bf16"))
+    types = dict.fromkeys(("x", "out", "staging"), "*bf16")
+    results["pipelined"] = compiled(pipelined_kernel, constants, {"num_warps": 16}, types)
     types = dict.fromkeys(("y", "out", "returned"), "*bf16")
     constants = dict(BLOCK_T=1, BLOCK_H=4096, TOPK=8)
     results["combine"] = compiled(moe_combine_kernel, constants, {"num_warps": 8}, types)
