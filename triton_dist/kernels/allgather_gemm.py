@@ -31,7 +31,7 @@ from triton_dist import shmem
 from . import torch_ops
 from .all_gather import all_gather, create_all_gather_context
 from .allgather_gemm_streams import AllGatherGemmStreams
-from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
+from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype, without_gradients
 from .gemm_tile import store_tile, tile_product
 
 METHODS = ("kernel", "streams", "sequence")
@@ -144,7 +144,6 @@ class AllGatherGemmSequence:
     def free(self):
         self.context.free()
 
-    @torch.no_grad()
     def __call__(self, a, b, out):
         all_gather(a, self.context, self.gathered)
         torch.mm(self.gathered, b, out=out)
@@ -193,7 +192,8 @@ class AllGatherGemmContext:
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
 
-        facts = tuple((x.shape, x.stride(), x.dtype, x.device) for x in (a, b, out))
+        facts = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
+        facts += out.shape, out.stride(), out.dtype, out.device
         if self.run is not None and facts == self.fitting:
             return
 
@@ -269,5 +269,5 @@ def allgather_gemm(a, b, context, out=None):
     if out is None:
         out = torch.empty(a.shape[0] * context.num_ranks, b.shape[-1], dtype=a.dtype, device=a.device)
     context.check(a, b, out)
-    context.run(a, b, out)
+    context.run(*without_gradients(a, b), out)
     return out

@@ -28,6 +28,11 @@ def need_dtype(call, dtype, dtypes):
     need(call, dtype in dtypes, f"dtype is {dtype}: give one of {', '.join(map(str, dtypes))}")
 
 
+def without_gradients(*tensors):
+    """The tensors, detached where torch would refuse an `out` for the sake of gradients, which the operators do not have."""
+    return [x.detach() if x.requires_grad else x for x in tensors]
+
+
 def need_words(call, dtype):
     """For operators that move elements and never compute with them."""
     fits = isinstance(dtype, torch.dtype) and dtype.itemsize in WORDS

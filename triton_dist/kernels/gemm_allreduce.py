@@ -44,6 +44,7 @@ from triton_dist import shmem
 
 from . import torch_ops
 from .all_reduce import all_reduce, create_all_reduce_context
+from .arguments import without_gradients
 from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
@@ -176,7 +177,6 @@ class GemmAllReduceSequence:
     def free(self):
         self.context.free()
 
-    @torch.no_grad()
     def __call__(self, a, b, out):
         torch.mm(a, b, out=self.product)
         if out.is_contiguous():
@@ -246,7 +246,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
             "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
-            given, "tma" or "sequence" as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
+            given, as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
         team: team id of shmem; its ranks take part.
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
@@ -284,5 +284,5 @@ def gemm_allreduce(a, b, context, out=None):
     if out is None:
         out = torch.empty(context.M, context.N, dtype=a.dtype, device=a.device)
     check_operands("gemm_allreduce", context, a, b, out, context.M)
-    context.run(a, b, out)
+    context.run(*without_gradients(a, b), out)
     return out

@@ -16,6 +16,7 @@ from triton_dist import shmem
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, first_of, send_partials
 from .gemm_tile import store_tile
 from .gemm_tma import loaded_product, operands
+from .launch import Launcher
 
 
 @triton.jit
@@ -82,6 +83,7 @@ class GemmAllReduceTma:
     (rounded up to tiles) and 2 * num_ranks * programs signals."""
 
     def __init__(self, M, N, dtype, team, config=None):
+        self.launch = Launcher(gemm_allreduce_tma_kernel)
         self.scatter = GemmReduceScatterTma(M, N, dtype, team, config)
         self.gathered = shmem.aclshmem_create_tensor(tuple(self.scatter.staging.shape), dtype)
         self.result = shmem.create_signals(self.scatter.ready.shape[0])
@@ -94,7 +96,6 @@ class GemmAllReduceTma:
     def __call__(self, a, b, out):
         s = self.scatter
         left, right, transposed = operands(a, b, s.config)
-        gemm_allreduce_tma_kernel[(s.programs,)](
-            left, right, out, s.staging, s.ready, self.gathered, self.result, s.calls, s.M, s.N, a.shape[1],
-            out.stride(0), s.table, **s.config, B_TRANSPOSED=transposed,
-        )  # fmt: skip
+        buffers = s.staging, s.ready, self.gathered, self.result, s.calls
+        arguments = left, right, out, *buffers, s.M, s.N, a.shape[1], out.stride(0), s.table
+        self.launch((s.programs, 1, 1), arguments, {**s.tiles, "B_TRANSPOSED": transposed}, **s.options)

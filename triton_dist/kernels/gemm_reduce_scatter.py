@@ -39,13 +39,14 @@ from triton_dist import language as dl
 from triton_dist import shmem
 
 from . import torch_ops
-from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype
+from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype, without_gradients
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import store_tile, tile_product
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
 METHODS = ("kernel", "tma", "streams", "sequence")
+STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
 SEQUENCE_ROWS = 128  # of all ranks, up to which tiles of single ranks would be mostly empty
 
 
@@ -149,7 +150,8 @@ def settle(function, M, N, dtype, team, config, programs, method, methods):
     need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
     world = shmem.team_n_pes(team)
     tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
-    suited = "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
+    large = triton.cdiv(M, world) * N * dtype.itemsize >= STREAMS_BYTES
+    suited = "streams" if large else "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
     method = chosen_method(function, method, methods, suited, config, programs)
     need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
     config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
@@ -168,14 +170,13 @@ class GemmReduceScatterSequence:
         self.context = create_reduce_scatter_context(shard * N, dtype, team)
         self.product = torch.zeros(world * shard, N, dtype=dtype, device=shmem.device())  # the last ranks may have fewer rows
         self.result = self.product.new_empty(shard, N)
-        self.M, self.rows = M, max(min(shard, M - rank * shard), 0)
+        self.own_rows, self.rows = self.product[:M], max(min(shard, M - rank * shard), 0)
 
     def free(self):
         self.context.free()
 
-    @torch.no_grad()
     def __call__(self, a, b, out):
-        torch.mm(a, b, out=self.product[: self.M])
+        torch.mm(a, b, out=self.own_rows)
         if out.is_contiguous() and out.shape == self.result.shape:
             reduce_scatter(self.product, self.context, "sum", out)
         else:
@@ -236,7 +237,8 @@ class GemmReduceScatterContext:
 
 def check_operands(function, context, a, b, out, rows):
     """ValueError, naming rank and values, unless a [M, K], b [K, N] and out [rows, N] fit the context."""
-    facts = tuple((x.shape, x.stride(), x.dtype, x.device) for x in (a, b, out))
+    facts = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
+    facts += out.shape, out.stride(), out.dtype, out.device
     if context.run is not None and facts == context.fitting:
         return
 
@@ -266,8 +268,8 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
             programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
-            None: on nvidia, unless config or programs is given, "tma" for more than 128 rows where it can, else
-            "sequence"; elsewhere "kernel".
+            None: on nvidia, unless config or programs is given, "streams" where a rank's rows have 16 MiB or more, else
+            "tma" for more than 128 rows where it can, else "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
     2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.
@@ -301,5 +303,5 @@ def gemm_reduce_scatter(a, b, context, out=None):
     if out is None:
         out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
     context.check(a, b, out)
-    context.run(a, b, out)
+    context.run(*without_gradients(a, b), out)
     return out

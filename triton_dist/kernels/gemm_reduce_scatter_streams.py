@@ -1,9 +1,9 @@
 """GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
 
-torch multiplies the rows that peers own, part by part, on an urgent stream; a copy engine pushes each part into its owner's
-buffer. The own rows are multiplied on the current stream, straight into `out`: their tiles take the multiprocessors that the
-last wave of the peers' leaves idle, and need not wait for anybody. As soon as a part of them is there, a third stream adds to
-it what the peers have pushed meanwhile. So all that is left at the end is the sum of the last part.
+torch multiplies the rows that peers own, part by part, then the own ones, straight into `out`. A copy engine pushes each part
+into its owner's buffer as soon as it is there, while the next one is multiplied. Another stream adds to each finished part of
+`out` what the peers have pushed meanwhile. So no product waits for a peer, and all that is left at the end is the sum of the
+last part.
 
 Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each rank's is rounded once (with
 more than two ranks the peers' sum once more), they are added in fp32, and the result is rounded. For one rounding in all use
@@ -52,10 +52,9 @@ class GemmReduceScatterStreams:
         self.arrived = shmem.aclshmem_create_tensor((self.num_ranks, self.shard, N), dtype)
         self.parts = row_parts(self.shard, parts_of_sum(self.shard * N * dtype.itemsize))
         self.handoffs = shmem.Handoffs(len(self.parts), team)
-        self.products, self.push, self.sums = (shmem.Stream(urgent=True) for _ in range(3))
+        self.push, self.sums = (shmem.Stream(urgent=True) for _ in range(2))
         self.there = [shmem.peer_tensor(self.arrived, peer, team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
-        self.marks = [None] * len(self.parts)
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
 
     def free(self):
@@ -68,23 +67,25 @@ class GemmReduceScatterStreams:
         first, last = self.parts[part]
         return min(first, has), min(last, has)
 
-    @torch.no_grad()
     def __call__(self, a, b, out, finished=lambda part: None):
         """`finished(part)` is called, on a stream of its own, when a part of `out` has been given to it."""
         if not self.others:
             torch.mm(a, b, out=out)
             return
-        for stream in (self.products, self.sums):
-            stream.follow()
-        with self.products:
-            sent = [self.multiply(a, b, owner, part) for owner in self.others for part in range(len(self.parts))]
-        own = [self.multiply_own(a, b, out, part) for part in range(len(self.parts))]
+        parts = range(len(self.parts))
+        pairs = [(owner, part) for owner in self.others for part in parts]
+        sent = [(*pair, *self.multiply(a, b, *pair, self.partial[pair[0]])) for pair in pairs]
+        own = [self.multiply(a, b, self.rank, part, out) for part in parts]
         with self.push:
-            for owner, part, mark in sent:
-                self.send(owner, part, mark)
+            for owner, part, first, last, mark in sent:
+                self.push.follow(mark)
+                if part == 0:
+                    self.handoffs.claim(owner)
+                self.there[owner][first:last].copy_(self.partial[owner, first:last], non_blocking=True)
+                self.handoffs.publish(owner, part)
         with self.sums:
-            for part, (first, last) in enumerate(own):
-                self.sums.follow(self.marks[part])
+            for part, (first, last, mark) in enumerate(own):
+                self.sums.follow(mark)
                 for writer in self.others:
                     self.handoffs.receive(writer, part)
                 torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
@@ -92,29 +93,14 @@ class GemmReduceScatterStreams:
                     for writer in self.others:
                         self.handoffs.release(writer)
                 finished(part)
-        for stream in (self.sums, self.push):
-            stream.join()
+        self.sums.join()
+        self.push.join()
 
-    def multiply(self, a, b, owner, part):
-        """(owner, part, mark) of an owner's part of this rank's product, given to the current stream."""
+    def multiply(self, a, b, owner, part, out):
+        """(first, last, mark): the rows of an owner's part of this rank's product, given to the current stream for `out`."""
         first, last = self.rows_of(owner, part)
-        rows = a[owner * self.shard + first : owner * self.shard + last]
-        torch.mm(rows, b, out=self.partial[owner, first:last])
-        return owner, part, self.products.mark()
-
-    def multiply_own(self, a, b, out, part):
-        first, last = self.rows_of(self.rank, part)
-        torch.mm(a[self.rank * self.shard + first : self.rank * self.shard + last], b, out=out[first:last])
-        self.marks[part] = self.sums.mark()
-        return first, last
-
-    def send(self, owner, part, mark):
-        first, last = self.rows_of(owner, part)
-        self.push.follow(mark)
-        if part == 0:
-            self.handoffs.claim(owner)
-        self.there[owner][first:last].copy_(self.partial[owner, first:last], non_blocking=True)
-        self.handoffs.publish(owner, part)
+        torch.mm(a[owner * self.shard + first : owner * self.shard + last], b, out=out[first:last])
+        return first, last, self.push.mark()
 
     def sum_of_others(self, first, last):
         if self.num_ranks == 2:

@@ -21,6 +21,7 @@ from triton_dist import shmem
 
 from .gemm_tile import store_tile
 from .gemm_tma import CONFIG, loaded_product, operands, programs
+from .launch import Launcher
 
 
 @triton.jit
@@ -114,6 +115,9 @@ class GemmReduceScatterTma:
 
     def __init__(self, M, N, dtype, team, config=None):
         self.M, self.N, self.config = M, N, {**CONFIG, **(config or {})}
+        self.options = {name: self.config[name] for name in ("num_warps", "num_stages")}
+        self.tiles = {name: self.config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")}
+        self.launch = Launcher(gemm_reduce_scatter_tma_kernel)
         world = shmem.team_n_pes(team)
         self.table = shmem.context(team)
         tile = self.config["BLOCK_M"], self.config["BLOCK_N"]
@@ -129,7 +133,6 @@ class GemmReduceScatterTma:
 
     def __call__(self, a, b, out):
         left, right, transposed = operands(a, b, self.config)
-        gemm_reduce_scatter_tma_kernel[(self.programs,)](
-            left, right, out, self.staging, self.ready, self.calls, self.M, self.N, a.shape[1],
-            out.stride(0), self.table, **self.config, B_TRANSPOSED=transposed,
-        )  # fmt: skip
+        arguments = left, right, out, self.staging, self.ready, self.calls, self.M, self.N, a.shape[1]
+        self.launch((self.programs, 1, 1), (*arguments, out.stride(0), self.table), {**self.tiles, "B_TRANSPOSED": transposed},
+                    **self.options)  # fmt: skip

@@ -43,13 +43,12 @@ def _padded(tensor):
     return torch.nn.functional.pad(tensor, (0, -columns % 16 if columns else 16, 0, 0 if rows else 1))
 
 
-@torch.no_grad()
 def operands(a, b, config):
     """(descriptor of a, descriptor of b, B_TRANSPOSED) for `loaded_product`.
 
     A matrix that a descriptor cannot stand for (rows not on 16 bytes, columns apart, empty) is copied first.
     """
-    from triton.tools.tensor_descriptor import TensorDescriptor
+    from triton.tools.tensor_descriptor import TensorDescriptor  # older Tritons have none
 
     if not _readable(a):
         a = _padded(a)

@@ -2,10 +2,19 @@
 
 Triton binds and specialises the arguments anew in every launch. A `Launcher` remembers the compiled kernel of its last launch
 and runs it again when nothing differs that Triton would compile differently for: the values of all numbers, the dtypes of
-tensors and whether they are aligned to 16 bytes.
+tensors and whether they are aligned to 16 bytes, the blocks of descriptors.
 """
 
 import torch
+
+
+def _seen(argument):
+    """What Triton compiles for, of an argument."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if hasattr(argument, "block_shape"):  # a tensor descriptor, which not every Triton has
+        return argument.base.dtype, argument.block_shape
+    return argument
 
 
 class Launcher:
@@ -20,7 +29,7 @@ class Launcher:
 
     def __call__(self, grid, arguments, constants, **options):
         key = [constants, grid]
-        key += [(x.dtype, x.data_ptr() % 16 == 0) if isinstance(x, torch.Tensor) else x for x in arguments]
+        key += map(_seen, arguments)
         if key == self.key:
             self.compiled[grid](*arguments, *constants.values())
             return

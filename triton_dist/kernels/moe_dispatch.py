@@ -80,6 +80,32 @@ def _send_rows(
 
 
 @triton.jit
+def _place_rows(
+    x, out, out_scales, start, row, here, H, stride_x,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """This rank's own tokens, straight into the rows [BLOCK_T, K_PAD] of their slots that are `here`."""
+    t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
+    goes = tl.sum(here.to(tl.int32), 1) > 0
+    h, slot = tl.arange(0, BLOCK_H), tl.arange(0, K_PAD)[None, :]
+    groups = tl.cdiv(H, _GROUP)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        mask = goes[:, None] & (cols < H)
+        tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0)
+        if FP8:
+            scaled, scale = _quantized(tile, BLOCK_T, BLOCK_H)
+            tile = scaled.to(out.dtype.element_ty)
+        for j in tl.static_range(K_PAD):
+            to = tl.sum(tl.where((slot == j) & here, row, 0), 1).to(tl.int64)[:, None]
+            wanted = (tl.sum(((slot == j) & here).to(tl.int32), 1) > 0)[:, None]
+            tl.store(out + to * H + cols, tile, mask=wanted & (cols < H))
+            if FP8:
+                group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+                tl.store(out_scales + to * groups + group, scale, mask=wanted & (group < groups))
+
+
+@triton.jit
 def moe_dispatch_kernel(
     x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
     inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
@@ -152,14 +178,18 @@ def moe_dispatch_kernel(
         owner = tl.load(owners + e, mask=kept, other=0)
         row = tl.where(kept, n + tl.load(base + pid * width + e, mask=kept, other=0), 0)
         spot = tl.where(leads, p + tl.load(base + pid * width + E + owner, mask=leads, other=0), 0)
-        for i in range(1, world + 1):
-            peer = dl.owner_first(i, me, world)  # the own rank last: the link starts first
+        for i in range(1, world):
+            peer = dl.owner_first(i, me, world)
             here = kept & (owner == peer)
             at = tl.sum(tl.where(leads & here, spot, 0), 1)
             goes = tl.sum(here.to(tl.int32), 1) > 0
             dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
             dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
             _send_rows(x, inbox, scales, start, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
+        here = kept & (owner == me)
+        tl.store(source + row, tl.full((BLOCK_T, K_PAD), -1, tl.int32), mask=here)
+        tl.store(origin + row, me * max_tokens * topk + slot, mask=here)
+        _place_rows(x, out, out_scales, start, row, here, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
@@ -172,18 +202,20 @@ def moe_dispatch_kernel(
         row = start + r_lane
         valid = row < rows_here
         tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
-        at = tl.load(source + row, mask=valid, other=0).to(tl.int64)[:, None]
-        row = row.to(tl.int64)[:, None]
-        for first in range(0, H, BLOCK_H):
-            mask = valid[:, None] & (first + h < H)[None, :]
-            tile = tl.load(inbox + at * H + (first + h)[None, :], mask=mask)
-            tl.store(out + row * H + (first + h)[None, :], tile, mask=mask)
-        if FP8:
-            groups = tl.cdiv(H, _GROUP)
-            for first in range(0, groups, 64):
-                group = (first + tl.arange(0, 64))[None, :]
-                mask = valid[:, None] & (group < groups)
-                tl.store(out_scales + row * groups + group, tl.load(scales + at * groups + group, mask=mask), mask=mask)
+        at = tl.load(source + row, mask=valid, other=-1).to(tl.int64)
+        if tl.max(at, 0) >= 0:
+            came = (valid & (at >= 0))[:, None]
+            of, to = at[:, None], row.to(tl.int64)[:, None]
+            for first in range(0, H, BLOCK_H):
+                mask = came & (first + h < H)[None, :]
+                tile = tl.load(inbox + of * H + (first + h)[None, :], mask=mask)
+                tl.store(out + to * H + (first + h)[None, :], tile, mask=mask)
+            if FP8:
+                groups = tl.cdiv(H, _GROUP)
+                for first in range(0, groups, 64):
+                    group = (first + tl.arange(0, 64))[None, :]
+                    mask = came & (group < groups)
+                    tl.store(out_scales + to * groups + group, tl.load(scales + of * groups + group, mask=mask), mask=mask)
         start += programs * BLOCK_R
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
@@ -214,7 +246,7 @@ def default_config(max_tokens):
         if max_tokens <= 2 * device_programs():  # a token a program, all of a row on its way at once
             return dict(BLOCK_T=1, BLOCK_R=8, BLOCK_H=2048, num_warps=16), device_programs()
         # maxnreg: so that two programs share a multiprocessor, as they must
-        return dict(BLOCK_T=4, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128), 2 * device_programs()
+        return dict(BLOCK_T=2, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128), 2 * device_programs()
     return dict(BLOCK_T=8, BLOCK_R=8, BLOCK_H=512), device_programs()
 
 

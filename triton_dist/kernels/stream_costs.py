@@ -35,8 +35,9 @@ def parts_of(nbytes):
 
 
 def parts_of_sum(nbytes):
-    """The same for partial sums: two parts even of small ones, since the last part's sum is what is left to do at the end."""
-    return 1 if nbytes < 2 * SUM_BYTES else max(2, parts_of(nbytes // 2))
+    """The same for partial sums: two parts even of small ones, since the last part's sum is what is left to do at the end;
+    seldom more, since each costs the host a dozen calls."""
+    return 1 if nbytes < 2 * SUM_BYTES else 2 if nbytes < 32 * SUM_BYTES else MAX_PARTS
 
 
 def row_parts(rows, parts):
