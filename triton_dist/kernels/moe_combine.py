@@ -71,11 +71,12 @@ def moe_combine_kernel(
             inside = (t < T)[:, None] & (first + h < H)[None, :]
             acc = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
             for j in range(0, topk):
+                # Loads are masked by ranges alone: with another mask Ascend reads all lanes, past the end too, and chooses.
                 kept = (tl.load(number + t * topk + j, mask=t < T, other=-1) >= 0) & (n >= 0)
-                weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=kept, other=0.0)
+                weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=t < T, other=0.0)
                 at = returned + (t * topk + j)[:, None] * H + (first + h)[None, :]
-                tile = tl.load(at, mask=inside & kept[:, None], other=0.0).to(tl.float32)
-                acc += weight[:, None] * tile
+                tile = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                acc += tl.where(kept[:, None], weight[:, None] * tile, 0.0)
             acc = tl.where(n < 0, float("nan"), acc)
             tl.store(out + t[:, None] * stride_out + (first + h)[None, :], acc.to(out.dtype.element_ty), mask=inside)
         start += programs * BLOCK_T
@@ -171,7 +172,7 @@ def moe_combine(y, weights, handle, context, out=None):
     Args:
         y: [max_rows, H] of the context's dtype, rows contiguous: the experts' results, row for row as `moe_dispatch` gave the
             tokens. Any memory; rows from sum(counts) on are not read.
-        weights: [T, k] fp32, any strides; those of dropped slots are not read.
+        weights: [T, k] fp32, any strides; those of dropped slots do not matter.
         handle: of the `moe_dispatch` in question; it can be used more than once.
         context: of `create_moe_combine_context`.
         out: [T, H] with contiguous rows, written; None: a new tensor.

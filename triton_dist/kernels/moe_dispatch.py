@@ -48,10 +48,13 @@ _GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constex
 
 @triton.jit
 def _send_rows(
-    x, inbox, scales, start, at, goes, H, stride_x, peer, ctx,
+    x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
+    # Loads are masked by ranges alone, not by `goes`: Ascend would read all lanes, past the end of x too, and then choose.
+    t = start + tl.arange(0, BLOCK_T)
+    inside = (t < end)[:, None]
+    from_row = x + t[:, None].to(tl.int64) * stride_x
     to = at.to(tl.int64)
     if FP8:
         h = tl.arange(0, _GROUP)
@@ -59,7 +62,7 @@ def _send_rows(
         for group in range(0, groups):
             cols = (h + group * _GROUP)[None, :]
             mask = goes[:, None] & (cols < H)
-            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0).to(tl.float32)
+            tile = tl.load(from_row + cols, mask=inside & (cols < H), other=0.0).to(tl.float32)
             largest = tl.maximum(tl.max(tl.abs(tile), 1), _TINY)
             scale = tl.div_rn(largest, tl.full((BLOCK_T,), _FP8_MAX, tl.float32))
             tile = tl.div_rn(tile, tl.broadcast_to(scale[:, None], (BLOCK_T, _GROUP)))
@@ -68,10 +71,9 @@ def _send_rows(
     else:
         h = tl.arange(0, BLOCK_H)
         for first in range(0, H, BLOCK_H):
-            mask = goes[:, None] & (first + h < H)[None, :]
             cols = (first + h)[None, :]
-            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask)
-            tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=mask)
+            tile = tl.load(from_row + cols, mask=inside & (cols < H))
+            tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=goes[:, None] & (cols < H))
 
 
 @triton.jit
@@ -153,7 +155,7 @@ def moe_dispatch_kernel(
             goes = tl.sum(here.to(tl.int32), 1) > 0
             dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
             dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
-            _send_rows(x, inbox, scales, start, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
+            _send_rows(x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
