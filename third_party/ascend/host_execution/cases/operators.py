@@ -201,7 +201,8 @@ def product_bound(a, b, dtype, parts=1):
     depth = a.shape[-1] + parts
     inexact = a.double().abs() @ b.double().abs() * (depth * 2.0**-24)
     info = torch.finfo(dtype)
-    return inexact + ((a.double() @ b.double()).abs() + inexact) * info.eps / 2 + info.smallest_normal * info.eps / 2  # the last: half of the smallest subnormal
+    half_a_subnormal = info.smallest_normal * info.eps / 2
+    return inexact + ((a.double() @ b.double()).abs() + inexact) * info.eps / 2 + half_a_subnormal
 
 
 def allgather_gemm(dtype):
