@@ -4,6 +4,7 @@
     gpu.barrier, sync_block_*       a call of the host's fence (runtime.c)
     linalg.generic with
       GenericAtomicRMW              a loop of memref.atomic_rmw: atomic between the threads and processes of the host
+    call @triton_cumsum             a loop
     annotation.mark                 nothing
 """
 
@@ -39,7 +40,7 @@ def to_host(ttadapter):
     """Returns the text of the module with nothing of the `hivm` dialect left."""
     text = re.sub(r" attributes \{SyncBlock[^}]*\}", "", ttadapter)
     text = re.sub(r"\} \{[^{}\n]*\bhivm\.(unlikely_condition|parallel_loop)\b[^{}\n]*\}$", "}", text, flags=re.M)  # hints
-    text = _atomics(text)
+    text = _cumsums(_atomics(text))
     lines = []
     for line in text.splitlines():
         if found := _POINTER_CAST.fullmatch(line):
@@ -120,6 +121,42 @@ def _atomic(found, number):
     else:
         lines.append(f"%{tag}_r = memref.atomic_rmw {operation} %{tag}_v, {target[0]}[{place}] : ({element}, {kind}) -> {element}")
     lines += ["}"] * rank
+    return "".join(f"{indent}{line}\n" for line in lines)
+
+
+_CUMSUM = re.compile(
+    r"^( *)(%\w+) = call @triton_cumsum\w*\((%\w+), (%\w+), (%\w+)\) : \((tensor<(\d+)x(\w+)>), i32, i1\) -> tensor<[^>]*>\n", re.M
+)
+
+
+def _cumsums(text):
+    """Sums of the first elements of a vector, in order; by name a function that only the device has."""
+    count = itertools.count()
+    text = _CUMSUM.sub(lambda found: _cumsum(found, next(count), text), text)
+    if "call @triton_cumsum" in text:
+        raise NotForTheHost("tl.cumsum of another form than that of a vector")
+    return re.sub(r"^ *func\.func private @triton_cumsum.*\n", "", text, flags=re.M)
+
+
+def _cumsum(found, number, text):
+    indent, result, source, _, reverse, kind, size, element = found.groups()
+    if f"{reverse} = arith.constant false" not in text:
+        raise NotForTheHost("tl.cumsum in reverse")
+    tag, real = f"cs{number}", element.startswith(("f", "bf"))
+    lines = [
+        f"%{tag}_zero = arith.constant 0 : index",
+        f"%{tag}_one = arith.constant 1 : index",
+        f"%{tag}_n = arith.constant {size} : index",
+        f"%{tag}_none = arith.constant {'0.0' if real else '0'} : {element}",
+        f"%{tag}_empty = tensor.empty() : {kind}",
+        f"{result}, %{tag}_all = scf.for %{tag}_i = %{tag}_zero to %{tag}_n step %{tag}_one "
+        f"iter_args(%{tag}_t = %{tag}_empty, %{tag}_s = %{tag}_none) -> ({kind}, {element}) {{",
+        f"  %{tag}_x = tensor.extract {source}[%{tag}_i] : {kind}",
+        f"  %{tag}_next = arith.{'addf' if real else 'addi'} %{tag}_s, %{tag}_x : {element}",
+        f"  %{tag}_u = tensor.insert %{tag}_next into %{tag}_t[%{tag}_i] : {kind}",
+        f"  scf.yield %{tag}_u, %{tag}_next : {kind}, {element}",
+        "}",
+    ]
     return "".join(f"{indent}{line}\n" for line in lines)
 
 
