@@ -1,6 +1,6 @@
 """In a rank: kernels run as what triton-ascend lowered them to, in the place of Triton's interpreter.
 
-    engine.install(address, limit_s=20)     # of a compiler.Compiler; on the cpu platform, after `import triton_dist`
+    engine.install(address, limit_s=30)     # of a compiler.Compiler; on the cpu platform, after `import triton_dist`
 
 From then on `kernel[grid](...)` asks the compile server for the kernel's host library and runs it, one thread a program. The
 host code around it is not touched: heap, signals, teams, the operators' own contexts.
@@ -32,7 +32,7 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5",
 }
-_LIMIT_S = 20.0
+_LIMIT_S = 30.0
 
 
 class NotExecutable(RuntimeError):

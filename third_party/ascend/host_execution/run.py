@@ -4,14 +4,21 @@
         results = execution.run("all_gather", world=2)
 """
 
+import json
 import os
+import queue
 import random
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from .compiler import Compiler
 
+# {case: what is known not to run on the host}: the stage that refuses, a text that its words contain, and why.
+NOT_EXECUTABLE = json.loads(Path(__file__).with_name("not_executable.json").read_text())
+
 _REFUSED = "not executable: "
-LIMIT_S = 15  # of a launch: a wait that is never satisfied ends so
+LIMIT_S = 30  # of a launch: a wait that is never satisfied ends so
 
 
 @dataclass
@@ -32,6 +39,24 @@ class Result:
     stage: str = ""
     reason: str = ""
     seed: int = 0
+
+    def summary(self):
+        """The line of `reason` that says most: the last one of Python's, the first one of a tool's or a failure."""
+        lines = [line for line in self.reason.splitlines() if line.strip()]
+        return lines[-1 if self.stage == "ttir" else 0][:300] if lines else ""
+
+
+def problem(result):
+    """None, or what is not as it should be: wrong data, a failure, a refusal that is not in NOT_EXECUTABLE, or an entry there
+    that has come to run."""
+    known = NOT_EXECUTABLE.get(result.case)
+    if result.verdict in ("exact", "close"):
+        return f"{result.case} runs now: take it out of not_executable.json and of the docs" if known else None
+    if result.verdict == "refused" and known:
+        if known["stage"] == result.stage and known["reason"] in result.reason:
+            return None
+        return f"not_executable.json says that {known['stage']} refuses it with {known['reason']!r}, but: {result.reason}"
+    return f"{result.verdict}: {result.reason}"
 
 
 def in_rank(address, case, seed, limit_s):
@@ -81,6 +106,42 @@ def compare(got, expected, tolerance):
     if not allowed.any():
         return float(gap.max()), infinite
     return float(gap.max()), float(torch.where(gap > 0, gap / allowed, 0.0).max())
+
+
+def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
+    """Yields a Result for each case and each number of ranks, as they come: the numbers of ranks run side by side."""
+    results = queue.SimpleQueue()
+
+    def run_world(world):
+        try:
+            with Execution(limit_s) as execution:
+                for case in cases:
+                    if stop.is_set():
+                        break
+                    results.put(execution.run(case, world, seed))
+        except BaseException as error:
+            results.put(error)
+        finally:
+            results.put(None)
+
+    stop = threading.Event()
+    threads = [threading.Thread(target=run_world, args=(world,)) for world in worlds]
+    for thread in threads:
+        thread.start()
+    try:
+        running = len(threads)
+        while running:
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            if result is None:
+                running -= 1
+            else:
+                yield result
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 class Execution:
