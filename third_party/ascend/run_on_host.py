@@ -1,6 +1,6 @@
 """Runs what triton-ascend makes of kernels on this machine's CPU, with several ranks.
 
-    python -m third_party.ascend.run_on_host --all                  every word of the language, every operator, against references
+    python -m third_party.ascend.run_on_host --all                  every word of the language and operator, against references
     python -m third_party.ascend.run_on_host all_gather dl.wait     these cases; --list names them
     python -m third_party.ascend.run_on_host --script my.py -- --its-own options     a script that torchrun could start
 

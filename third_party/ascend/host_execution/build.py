@@ -27,7 +27,7 @@ _PASSES = """
 """.split()
 _RUNTIME = Path(__file__).with_name("runtime.c")
 _TIMEOUT = 120  # seconds, of each tool
-_C_TYPES = {"i1": "_Bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t", "f32": "float", "f64": "double"}
+_C_TYPES = {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)} | {"i1": "_Bool", "f32": "float", "f64": "double"}
 
 
 class BuildError(Exception):

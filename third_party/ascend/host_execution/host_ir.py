@@ -108,7 +108,7 @@ def _atomic(found, number):
     tag, indent = f"at{number}", found["indent"]
     lines = [f"%{tag}_zero = arith.constant 0 : index", f"%{tag}_one = arith.constant 1 : index"]
     index = [f"%{tag}_i{d}" for d in range(rank)]
-    for d, i in enumerate(index):
+    for d in range(rank):
         lines.append(f"%{tag}_d{d} = arith.constant {d} : index")
         lines.append(f"%{tag}_n{d} = memref.dim {names[1]}, %{tag}_d{d} : {kinds[1]}")
     for d, i in enumerate(index):
@@ -119,13 +119,15 @@ def _atomic(found, number):
         lines += _address(tag, target[0], kind, index)
         lines.append(f"func.call @{_FLOAT_ATOMIC[operation]}(%{tag}_a, %{tag}_v) : (i64, f32) -> ()")
     else:
-        lines.append(f"%{tag}_r = memref.atomic_rmw {operation} %{tag}_v, {target[0]}[{place}] : ({element}, {kind}) -> {element}")
+        types = f"({element}, {kind}) -> {element}"
+        lines.append(f"%{tag}_r = memref.atomic_rmw {operation} %{tag}_v, {target[0]}[{place}] : {types}")
     lines += ["}"] * rank
     return "".join(f"{indent}{line}\n" for line in lines)
 
 
 _CUMSUM = re.compile(
-    r"^( *)(%\w+) = call @triton_cumsum\w*\((%\w+), (%\w+), (%\w+)\) : \((tensor<(\d+)x(\w+)>), i32, i1\) -> tensor<[^>]*>\n", re.M
+    r"^( *)(%\w+) = call @triton_cumsum\w*\((%\w+), %\w+, (%\w+)\) : \((tensor<(\d+)x(\w+)>), i32, i1\) -> tensor<[^>]*>\n",
+    re.M,
 )
 
 
@@ -139,7 +141,7 @@ def _cumsums(text):
 
 
 def _cumsum(found, number, text):
-    indent, result, source, _, reverse, kind, size, element = found.groups()
+    indent, result, source, reverse, kind, size, element = found.groups()
     if f"{reverse} = arith.constant false" not in text:
         raise NotForTheHost("tl.cumsum in reverse")
     tag, real = f"cs{number}", element.startswith(("f", "bf"))

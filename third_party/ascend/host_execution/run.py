@@ -27,7 +27,8 @@ class Result:
 
     verdict: "exact" (equal bits), "close" (within the tolerance), "WRONG", "refused" (a kernel cannot be compiled for the
     host; `stage` says by what), "FAILED" (a rank raised, hung or died).
-    error: the largest difference over all ranks, 0.0 for equal bits. used: of what is allowed, 1.0 is all. kernels: those that ran as lowered code.
+    error: the largest difference over all ranks, 0.0 for equal bits; used: its largest part of what is allowed, at most 1 when
+    right. kernels: those that ran as lowered code.
     """
 
     case: str

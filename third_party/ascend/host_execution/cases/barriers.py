@@ -7,7 +7,7 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist import shmem
 
-from .data import BLOCK, poisoned, who
+from .data import poisoned, who
 
 CASES = {}
 

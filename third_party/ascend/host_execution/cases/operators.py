@@ -233,7 +233,8 @@ def summed_gemm(operator, dtype, method=None):
         for call in range(3):
             a = [values(seed + call, r, (M, K[r]), dtype) for r in range(world)]
             b = [values(seed + call, r + 50, (K[r], N), dtype) for r in range(world)]
-            exact, bound = torch.cat(a, 1).double() @ torch.cat(b).double(), product_bound(torch.cat(a, 1), torch.cat(b), dtype, world)
+            wide_a, wide_b = torch.cat(a, 1), torch.cat(b)
+            exact, bound = wide_a.double() @ wide_b.double(), product_bound(wide_a, wide_b, dtype, world)
             out = poisoned(exact[rows].shape, dtype)
             getattr(kernels, operator)(a[me], b[me], context, out)
             found.append((f"call {call}", out.double(), exact[rows], bound[rows]))

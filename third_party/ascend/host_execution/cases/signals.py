@@ -127,7 +127,8 @@ def notify_all(seed):
     notify_all_kernel[(3,)](sig, counted, ctx)
     shmem.barrier_all()
     total = torch.tensor([3 * world * (world + 1) // 2], dtype=torch.int32)
-    return [("each", sig[:, 0].clone(), torch.full((world,), 3, dtype=torch.int32), 0), ("sum", counted[0, :1].clone(), total, 0)]
+    each = torch.full((world,), 3, dtype=torch.int32)
+    return [("each", sig[:, 0].clone(), each, 0), ("sum", counted[0, :1].clone(), total, 0)]
 
 
 @triton.jit
