@@ -346,6 +346,7 @@ def create_moe_dispatch_context(
         least = int(size != "max_tokens")
         need(name, isinstance(n, int) and n >= least, f"{size} is {n!r}: give an integer of {least} or more")
     need_dtype(name, dtype, FLOATS)
+    need(name, not (fp8 and triton_dist.backend == "ascend"), "fp8 is True: Ascend 910 chips have no fp8, send 16 bits")
     owners = expert_owners(name, placement, num_experts, world)
     max_received = world * max_tokens if max_received is None else max_received
     max_rows = max_received * topk if max_rows is None else max_rows

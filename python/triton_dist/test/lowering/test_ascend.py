@@ -12,14 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from third_party.ascend import lower, pool, toolchain
+from third_party.ascend.cases import all_cases
+
 ROOT = Path(__file__).parents[4]
-sys.path.insert(0, str(ROOT))
-
-from third_party.ascend import lower, pool, toolchain  # noqa: E402
-from third_party.ascend.cases import all_cases  # noqa: E402
-
-sys.path.remove(str(ROOT))
-
 CASES = all_cases()
 # Other chips differ in core counts and memory sizes: one case of each kernel shows whether it fits there.
 FIRST_OF_EACH_KERNEL = list({case.source: case for case in reversed(CASES) if case.refused is None}.values())
