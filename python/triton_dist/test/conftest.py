@@ -8,6 +8,18 @@ from triton_dist import backends
 from triton_dist.testing import shared_ranks
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--delayed-calls", type=int, metavar="N", help="calls in a row of each test with ranks delayed at random, e.g. 1000"
+    )
+
+
+@pytest.fixture(scope="session")
+def many(pytestconfig):
+    """`many(calls)`: how many calls a test with delayed ranks makes: `calls`, or what --delayed-calls says."""
+    return lambda calls: pytestconfig.getoption("--delayed-calls") or calls
+
+
 @pytest.fixture(scope="session")
 def ranks():
     """`ranks(world)`: the shared `Ranks` of that size; skips where the platform has fewer devices than ranks."""

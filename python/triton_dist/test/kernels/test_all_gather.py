@@ -101,8 +101,8 @@ def delayed_calls(calls):
         assert torch.equal(y, expected), call
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks):
-    ranks(3).run(delayed_calls, 200, timeout=240)
+def test_many_calls_with_ranks_delayed_at_random(ranks, many):
+    ranks(3).run(delayed_calls, many(200), timeout=600)
 
 
 def against_torch_distributed():

@@ -100,8 +100,8 @@ def delayed_calls(method, calls):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_many_calls_with_ranks_delayed_at_random(method, ranks):
-    ranks(3).run(delayed_calls, method, 150, timeout=240)
+def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
+    ranks(3).run(delayed_calls, method, many(150), timeout=600)
 
 
 def not_a_number():

@@ -169,8 +169,8 @@ def delayed_calls(calls):
 
 
 @pytest.mark.parametrize("world, calls", [(2, 150), (3, 100)])
-def test_many_calls_with_ranks_delayed_at_random(world, calls, ranks):
-    assert all(ranks(world).run(delayed_calls, calls, timeout=240))
+def test_many_calls_with_ranks_delayed_at_random(world, calls, ranks, many):
+    assert all(ranks(world).run(delayed_calls, many(calls), timeout=600))
 
 
 def in_a_team():

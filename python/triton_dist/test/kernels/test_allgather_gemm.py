@@ -92,8 +92,8 @@ def delayed_calls(calls):
     return True
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks):
-    assert all(ranks(2).run(delayed_calls, 150, timeout=240))
+def test_many_calls_with_ranks_delayed_at_random(ranks, many):
+    assert all(ranks(2).run(delayed_calls, many(150), timeout=600))
 
 
 def same_bits_twice():

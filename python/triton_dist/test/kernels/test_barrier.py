@@ -50,8 +50,8 @@ def test_stores_before_it_are_seen_after_it(world, ranks):
     ranks(world).run(meet, 40, timeout=120)
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks):
-    ranks(3).run(meet, 100, timeout=240)  # two calls a turn
+def test_many_calls_with_ranks_delayed_at_random(ranks, many):
+    ranks(3).run(meet, many(100), timeout=600)  # two calls a turn
 
 
 def in_a_team(calls):

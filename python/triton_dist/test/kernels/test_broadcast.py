@@ -101,8 +101,8 @@ def delayed_calls(calls, change):
 
 
 @pytest.mark.parametrize("change", [0.0, 0.3, 1.0])
-def test_many_calls_with_ranks_delayed_at_random(change, ranks):
-    ranks(3).run(delayed_calls, 200, change, timeout=240)
+def test_many_calls_with_ranks_delayed_at_random(change, ranks, many):
+    ranks(3).run(delayed_calls, many(200), change, timeout=600)
 
 
 def root_ahead():

@@ -122,8 +122,8 @@ def delayed_calls(method, calls):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_many_calls_with_ranks_delayed_at_random(method, ranks):
-    assert all(ranks(3).run(delayed_calls, method, 60, timeout=240))
+def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
+    assert all(ranks(3).run(delayed_calls, method, many(60), timeout=600))
 
 
 def strided_operands():

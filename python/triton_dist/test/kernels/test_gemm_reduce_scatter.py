@@ -114,9 +114,9 @@ def delayed_calls(calls, M=96, N=48):
 
 
 @pytest.mark.parametrize("world, rows", [(2, 96), (3, 4)], ids=["2 ranks", "3 ranks, one without rows"])
-def test_many_calls_with_ranks_delayed_at_random(world, rows, ranks):
+def test_many_calls_with_ranks_delayed_at_random(world, rows, ranks, many):
     # 4 rows on 3 ranks: rank 2 has none and waits for no tiles; `done` alone holds it back.
-    assert all(ranks(world).run(delayed_calls, 100, rows, timeout=240))
+    assert all(ranks(world).run(delayed_calls, many(100), rows, timeout=600))
 
 
 def same_bits_twice():

@@ -154,8 +154,8 @@ def delayed_calls(calls):
     return True
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks):
-    assert all(ranks(3).run(delayed_calls, 50, timeout=240))
+def test_many_calls_with_ranks_delayed_at_random(ranks, many):
+    assert all(ranks(3).run(delayed_calls, many(50), timeout=600))
 
 
 def in_a_team():
