@@ -193,12 +193,17 @@ class Heap:
     def counter(self, team_id):
         return 0
 
-    # -- put, get, signals: the wheel's own calls; it signals int32 words only
+    # -- put, get, signals: the wheel's own calls, which run on a stream of its own; it signals int32 words only
+    def _in_order(self, name, *args):
+        """The wheel's call, after what the current stream has been given so far."""
+        self._torch.npu.current_stream(self.device).synchronize()
+        self._call(name, *args)
+
     def put(self, dst, src, nbytes, peer, blocking):
-        self._call("aclshmem_putmem" if blocking else "aclshmem_putmem_nbi", dst, src, nbytes, peer)
+        self._in_order("aclshmem_putmem" if blocking else "aclshmem_putmem_nbi", dst, src, nbytes, peer)
 
     def get(self, dst, src, nbytes, peer, blocking):
-        self._call("aclshmem_getmem" if blocking else "aclshmem_getmem_nbi", dst, src, nbytes, peer)
+        self._in_order("aclshmem_getmem" if blocking else "aclshmem_getmem_nbi", dst, src, nbytes, peer)
 
     def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
         if itemsize != 4:
@@ -210,7 +215,7 @@ class Heap:
             dst = src = self._allocation + self.nbytes
             nbytes = SCRATCH
         call = "aclshmemx_putmem_signal" if blocking else "aclshmemx_putmem_signal_nbi"
-        self._call(call, dst, src, nbytes, signal, value, int(add), peer)
+        self._in_order(call, dst, src, nbytes, signal, value, int(add), peer)
 
     def wait_signal(self, address, compare, value, itemsize, describe, timeout=None):
         torch = self._torch

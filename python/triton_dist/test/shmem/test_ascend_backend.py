@@ -17,6 +17,7 @@ from triton_dist.testing import Ranks, RanksFailed
 
 MIB = 1 << 20
 INIT = "aclshmem_init_using_unique_id"
+COPIES = "aclshmem_putmem", "aclshmem_getmem", "aclshmemx_putmem"
 BEGIN = ["aclshmemx_init_status", "set_conf_store_tls", "aclshmem_get_unique_id", INIT, "aclshmem_align"]
 
 
@@ -244,7 +245,7 @@ def test_a_heap_that_the_wheel_cannot_hold_is_refused_with_the_limit(one):
 
 def hosts_work(seed):
     """Every host function that touches memory; returns where the heaps lie here."""
-    enter()
+    record = enter()
     import torch.distributed as dist
 
     me, peer = int(os.environ["RANK"]), 1 - int(os.environ["RANK"])
@@ -305,6 +306,10 @@ def hosts_work(seed):
         shmem.aclshmem_free(address)
     for one in (x, inbox, signals, wide):
         shmem.aclshmem_free_tensor(one)
+    said = record.names()
+    copies = [index for index, name in enumerate(said) if name.startswith(COPIES)]
+    assert len(copies) == 5
+    assert all(said[index - 1] == "synchronize_current_stream" for index in copies), "what fills src comes first"
     total = torch.tensor([me + 1.0])
     dist.all_reduce(total)
     assert shmem.aclshmem_finalize() == 0 and ctx[table.MAGIC_WORD] == 0

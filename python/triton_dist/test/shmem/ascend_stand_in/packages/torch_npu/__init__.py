@@ -29,9 +29,17 @@ def synchronize(device=None):
     assert device is None or device.type == "npu"
 
 
+@recorded
+def synchronize_current_stream():
+    pass
+
+
 class Stream:
     def __init__(self, device=None):
         assert device.type == "npu"
+
+    def synchronize(self):
+        synchronize_current_stream()
 
 
 def device_count():
@@ -41,6 +49,7 @@ def device_count():
 npu = types.ModuleType("torch.npu")
 npu.set_device, npu.synchronize, npu.device_count, npu.Stream = set_device, synchronize, device_count, Stream
 npu.current_device = lambda: _current
+npu.current_stream = Stream
 npu.stream = lambda stream: contextlib.nullcontext()
 npu.is_available = lambda: device_count() > 0
 
