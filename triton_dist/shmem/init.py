@@ -216,7 +216,8 @@ def aclshmemx_init_status():
 
 
 def set_conf_store_tls(enable, tls_info):
-    """The wheel's TLS switch for its own rendezvous. Ours has none: on cpu and nvidia False gives 0, True -100."""
+    """The wheel's TLS switch for its own rendezvous. Ours has none: on cpu and nvidia False gives 0, True -100. On ascend the
+    wheel is told at the next init, whose code is then the answer; without this call it is told False."""
     if not isinstance(enable, (bool, int)) or not isinstance(tls_info, (str, bytes)):
         log.error(f"set_conf_store_tls({enable!r}, {tls_info!r}): give a bool and a str")
         return codes.INVALID_PARAM
