@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,15 @@ def test_words_refuse_what_cannot_work(lowered):
     assert "a signal is int32, this one is int64" in cases["wide_signal"]["log"]
     with pytest.raises(custom_call.RewriteError, match="in a kernel with tl.dot"):
         custom_call.rewrite(cases["tile"]["ttadapter"])
+
+
+def test_the_lowering_tool_takes_such_kernels_and_says_why_it_refuses_one(lowered):
+    def lower(kernel, signature):
+        path = f"{(HERE / 'device_call_kernels.py').relative_to(ROOT)}:{kernel}"
+        command = [sys.executable, "-m", "third_party.ascend.lower", path, "--signature", signature, "--constexpr", "BLOCK=64"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+    right = lower("read_peer", "x: *bf16, out: *bf16, n: i32, pe: i32")
+    assert right.returncode == 0 and "hivm" in right.stdout, right.stdout + right.stderr
+    wrong = lower("tile", "a: *fp16, b: *fp16, c: *fp16, inbox: *fp16, pe: i32")
+    assert wrong.returncode == 1 and "in a kernel with tl.dot" in wrong.stdout + wrong.stderr, wrong.stdout + wrong.stderr
