@@ -19,6 +19,8 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
+from .aclshmem import custom_call
+
 CHIPS = ("Ascend910B2", "Ascend910B4", "Ascend910_9392")
 STAGES = ("none", "ttir", "ttadapter", "hivm")
 
@@ -92,6 +94,11 @@ def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None
 def to_hivm(out, options=None):
     """The last step: fills `hivm`, `stage` and `log` of a Lowered that has its ttadapter text; returns it."""
     _, _, options = _backend(out.chip, options)
+    try:
+        text = custom_call.rewrite(out.ttadapter)  # calls of aclshmem's device functions; others' text stays as it is
+    except custom_call.RewriteError as error:
+        out.log = str(error)
+        return out
     flags = {
         "target": out.chip,
         "enable-hfusion-compile": "true",
@@ -103,7 +110,7 @@ def to_hivm(out, options=None):
     }
     with tempfile.TemporaryDirectory(prefix="triton_dist_hivm_") as folder:
         # triton-ascend's own backend takes mix_mode away, too, before it calls the compiler.
-        Path(folder, "kernel.mlir").write_text(re.sub(r', mix_mode\s*=\s*"[^"]*"', "", out.ttadapter))
+        Path(folder, "kernel.mlir").write_text(re.sub(r', mix_mode\s*=\s*"[^"]*"', "", text))
         command = [_BIN / "bishengir-compile", "kernel.mlir", *(f"--{k}={v}" for k, v in flags.items()), "-o", "kernel"]
         # An hivmc on the path would go on to CANN's linker: what is asked for ends before it.
         environment = {**os.environ, "PATH": "/usr/bin:/bin"}
