@@ -19,6 +19,8 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
+from .aclshmem import custom_call
+
 CHIPS = ("Ascend910B2", "Ascend910B4", "Ascend910_9392")
 SIMT_CHIP = "Ascend950PR_9589"  # an extra: its vector cores run threads, so a kernel skips ttadapter
 STAGES = ("none", "ttir", "ttadapter", "hivm")
@@ -101,8 +103,13 @@ def to_hivm(out, options=None):
         flags = {"enable-triton-ir-compile": "true", "pure-simt": "true", "num-warps": options.num_warps,
                  "threads-per-warp": options.warp_size}  # fmt: skip
     else:
+        try:
+            text = custom_call.rewrite(out.ttadapter)  # calls of aclshmem's device functions; others' text stays as it is
+        except custom_call.RewriteError as error:
+            out.log = str(error)
+            return out
         # triton-ascend's own backend takes mix_mode away, too, before it calls the compiler.
-        tool, text = "bishengir-compile", re.sub(r', mix_mode\s*=\s*"[^"]*"', "", out.ttadapter)
+        tool, text = "bishengir-compile", re.sub(r', mix_mode\s*=\s*"[^"]*"', "", text)
         flags = {
             "enable-hfusion-compile": "true",
             "enable-hivm-compile": "true",

@@ -21,8 +21,9 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .arguments import WORDS
+from .arguments import WORDS, need_words
 from .channels import ChannelContext, end_epoch, next_epoch
+from .operator_context import begin
 
 
 @triton.jit
@@ -56,8 +57,7 @@ class AllGatherContext(ChannelContext):
     """What `all_gather` needs besides its operands. Made by `create_all_gather_context`."""
 
     def __init__(self, max_elements, dtype, team, programs, block):
-        dtypes = [one for one in vars(torch).values() if isinstance(one, torch.dtype) and one.itemsize in WORDS]
-        super().__init__("all_gather", max_elements, dtype, dtypes, team, programs, block)
+        super().__init__("all_gather", max_elements, dtype, need_words, team, programs, block)
         self.word = WORDS[dtype.itemsize]
         self.staging = self.tensor((2, self.num_ranks, self.slot), self.word)
         self.ready = self.signals(self.programs * self.num_ranks)
@@ -69,7 +69,7 @@ def create_all_gather_context(max_elements, dtype, team=0, programs=None, block=
     Args:
         max_elements: most elements of a rank's shard, 0 or more.
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; of the operands.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         programs: programs in the largest grid; not more than the device runs at a time.
         block: elements that a program moves at a time, a power of two, at least 16.
         All of them are equal on all ranks of the team.
@@ -94,6 +94,7 @@ def all_gather(x, context, out=None):
     and there is no host synchronisation: the call can be captured in a CUDA graph. Calls of 0 elements do nothing.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("all_gather", AllGatherContext, context, x=x, out=out)
     n, world = x.numel(), context.num_ranks
     shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
     if out is None:

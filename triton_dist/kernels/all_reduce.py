@@ -39,8 +39,10 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .channels import ChannelContext, end_epoch, need, next_epoch, round_up
-from .reduce_scatter import DTYPES, OPS, accumulator, combine, fold, reduce_message, reduce_slots, widen
+from .arguments import need
+from .channels import ChannelContext, end_epoch, next_epoch, round_up
+from .operator_context import begin
+from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
 
 METHODS = ("mesh", "two_shot", "ring")
 
@@ -214,8 +216,8 @@ class AllReduceContext(ChannelContext):
     """What `all_reduce` needs besides its operands. Made by `create_all_reduce_context`."""
 
     def __init__(self, max_elements, dtype, method, team, programs, block):
-        need("create_all_reduce_context", method in METHODS, f"method is {method!r}: give one of {', '.join(METHODS)}")
-        super().__init__("all_reduce", max_elements, dtype, DTYPES, team, programs, block, f"{method!r}, ")
+        problem = None if method in METHODS else f"method is {method!r}: give one of {', '.join(METHODS)}"
+        super().__init__("all_reduce", max_elements, dtype, need_number, team, programs, block, f"{method!r}, ", problem)
         self.method = method
         world = self.num_ranks
         if method == "mesh":
@@ -261,11 +263,12 @@ def all_reduce(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("all_reduce", AllReduceContext, context, x=x, out=out)
     need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     n, world = x.numel(), context.num_ranks
-    context.check(x, out, x.shape, n)
+    context.check(x, out, x.shape, n, op=op)
     constants = dict(OP=op, **context.constants)
     if n == 0:
         return out

@@ -23,10 +23,20 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
-from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_int,
+    need_operand,
+)
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, agreement, begin
 
 
 @triton.jit
@@ -124,25 +134,16 @@ def default_config(dtype):
     return tiles, device_programs()
 
 
-class AllGatherGemmContext:
+class AllGatherGemmContext(OperatorContext):
     """What `allgather_gemm` needs besides its operands. Made by `create_allgather_gemm_context`."""
 
     def __init__(self, M, K, dtype, team, config, programs):
-        self.M, self.K, self.dtype, self.team, self.config, self.programs = M, K, dtype, team, config, programs
-        self.num_ranks = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        self.staging = shmem.aclshmem_create_tensor(
-            (config["NUM_BUFFERS"], self.num_ranks, config["CHUNK_M"], K), dtype
-        )
-        self.ready = shmem.create_signals(self.num_ranks * programs)
-        self.done = shmem.create_signals(self.num_ranks * programs)
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.ready, self.done):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+        super().__init__("allgather_gemm", team)
+        self.M, self.K, self.dtype, self.config, self.programs = M, K, dtype, config, programs
+        self.staging = self.tensor((config["NUM_BUFFERS"], self.num_ranks, config["CHUNK_M"], K), dtype)
+        self.ready = self.signals(self.num_ranks * programs)
+        self.done = self.signals(self.num_ranks * programs)
+        self.epochs = self.local(programs)
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -150,16 +151,16 @@ class AllGatherGemmContext:
         def fit(fits, text):
             need("allgather_gemm", fits, text)
 
-        fit(self.staging is not None, "the context was freed")
         fit(tuple(a.shape) == (self.M, self.K), f"a is {list(a.shape)}, the context was made for [{self.M}, {self.K}]")
         fit(b.dim() == 2 and b.shape[0] == self.K, f"b is {list(b.shape)}, it must be [{self.K}, N]")
         rows = self.M * self.num_ranks
         fit(tuple(out.shape) == (rows, b.shape[1]), f"out is {list(out.shape)}, it must be [{rows}, {b.shape[1]}]")
         for name, tensor in (("a", a), ("b", b), ("out", out)):
-            fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            fit(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
+            need_operand("allgather_gemm", name, tensor, self.dtype, self.device)
         fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
         fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+        need_apart("allgather_gemm", out, dict(a=a, b=b))
+        self.agree("allgather_gemm", "")
 
 
 def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None):
@@ -169,7 +170,7 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         M: rows of each rank's shard, 0 or more, equal on all ranks of the team.
         K: columns of the shards, 0 or more, equal on all ranks.
         dtype: torch.float16, bfloat16 or float32.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
@@ -181,12 +182,12 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     alike, before anybody communicates.
     """
     name = "create_allgather_gemm_context"
-    need_dtype(name, dtype, FLOATS)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (M, K))
-    need(name, sizes, f"M is {M!r} and K is {K!r}: give integers of 0 or more")
-    least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
-    config, programs = checked_config(name, default_config(dtype), config, programs, ("num_warps", "num_stages"), least)
-    shmem.check_alike(f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs})", team)
+    with agreement(name, team) as agreed:
+        need_dtype(name, dtype, FLOATS)
+        M, K = need_int(name, "M", M), need_int(name, "K", K)
+        least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
+        config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS, least)
+        agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}"
     return AllGatherGemmContext(M, K, dtype, team, config, programs)
 
 
@@ -197,7 +198,7 @@ def allgather_gemm(a, b, context, out=None):
         a: [M, K], this rank's shard, contiguous; M, K, dtype and device as the context's. Any memory.
         b: [K, N] with any strides; N may differ between ranks.
         context: of `create_allgather_gemm_context`.
-        out: [M * num_ranks, N] with contiguous rows, written; None: a new tensor.
+        out: [M * num_ranks, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
     Returns: out. fp32 accumulation, one rounding; the same bits every time.
     All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated, and there is
@@ -205,8 +206,10 @@ def allgather_gemm(a, b, context, out=None):
     this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("allgather_gemm", AllGatherGemmContext, context, a=a, b=b, out=out)
     if out is None:
-        out = torch.empty(a.shape[0] * context.num_ranks, b.shape[-1], dtype=a.dtype, device=a.device)
+        columns = b.shape[-1] if b.dim() else 1
+        out = torch.empty(context.M * context.num_ranks, columns, dtype=context.dtype, device=context.device)
     context.check(a, b, out)
     allgather_gemm_kernel[(context.programs,)](
         a, b, out, context.staging, context.ready, context.done, context.epochs, context.M, b.shape[1], context.K,

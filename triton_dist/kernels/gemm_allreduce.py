@@ -35,10 +35,10 @@ import triton
 import triton.language as tl
 
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, begin
 
 METHODS = ("one_shot", "two_shot")
 SLOTS = tl.constexpr(4)
@@ -157,36 +157,28 @@ def reference(a, b, group=None):
     return total.to(a.dtype)
 
 
-class GemmAllReduceContext:
+class GemmAllReduceContext(OperatorContext):
     """What `gemm_allreduce` needs besides its operands. Made by `create_gemm_allreduce_context`."""
 
     def __init__(self, M, N, dtype, method, team, config, programs):
-        self.M, self.N, self.dtype, self.method, self.team, self.config = M, N, dtype, method, team, config
-        self.num_ranks = world = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
+        super().__init__("gemm_allreduce", team)
+        self.M, self.N, self.dtype, self.method, self.config = M, N, dtype, method, config
+        world = self.num_ranks
         block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
         tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
         self.programs = max(min(programs, tiles), 1)
         if method == "one_shot":
             shape = (world, min(self.programs, tiles), SLOTS.value, block_m, block_n)
-            self.staging, self.symmetric = self._tiles(shape, torch.float32)
+            self.buffers = self._tiles(shape, torch.float32)
         else:
             shard = triton.cdiv(tiles, world)
-            self.staging, partial = self._tiles((world, shard, block_m, block_n), torch.float32)
-            gathered, results = self._tiles((world, shard, block_m, block_n), dtype)
-            self.symmetric = (*partial, *results)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
+            shape = (world, shard, block_m, block_n)
+            self.buffers = (*self._tiles(shape, torch.float32), *self._tiles(shape, dtype))
+        self.calls = self.local(self.programs)
 
     def _tiles(self, shape, dtype):
-        """Slots and the signals that go with them: (slots, (slots, signals))."""
-        slots = shmem.aclshmem_create_tensor(shape, dtype)
-        return slots, (slots, shmem.create_signals(self.num_ranks * self.programs))
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in self.symmetric:
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging, self.symmetric = None, ()
+        """(slots, the signals that go with them)."""
+        return self.tensor(shape, dtype), self.signals(self.num_ranks * self.programs)
 
 
 def create_gemm_allreduce_context(M, N, dtype, method="two_shot", team=0, config=None, programs=None):
@@ -196,7 +188,7 @@ def create_gemm_allreduce_context(M, N, dtype, method="two_shot", team=0, config
         M, N: rows and columns of the sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic). Both give the same bits.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
@@ -207,9 +199,8 @@ def create_gemm_allreduce_context(M, N, dtype, method="two_shot", team=0, config
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    if method not in METHODS:
-        raise ValueError(f"rank {shmem.my_pe()}: {name}: method is {method!r}: give one of {', '.join(METHODS)}")
-    config, programs = settle(name, M, N, dtype, team, config, programs, f", method={method}")
+    problem = None if method in METHODS else f"method is {method!r}: give one of {', '.join(METHODS)}"
+    M, N, config, programs = settle(name, M, N, dtype, team, config, programs, f", method={method}", problem)
     return GemmAllReduceContext(M, N, dtype, method, team, config, programs)
 
 
@@ -220,7 +211,7 @@ def gemm_allreduce(a, b, context, out=None):
         a: [M, K], any strides; K may differ between ranks and may be 0. Any memory.
         b: [K, N], any strides. M, N, dtype and device as the context's.
         context: of `create_gemm_allreduce_context`.
-        out: [M, N] with contiguous rows, written; None: a new tensor.
+        out: [M, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
     Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits on every
     rank and every time.
@@ -229,12 +220,13 @@ def gemm_allreduce(a, b, context, out=None):
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("gemm_allreduce", GemmAllReduceContext, context, a=a, b=b, out=out)
     if out is None:
-        out = torch.empty(context.M, context.N, dtype=a.dtype, device=a.device)
+        out = torch.empty(context.M, context.N, dtype=context.dtype, device=context.device)
     check_operands("gemm_allreduce", context, a, b, out, context.M)
     kernel = gemm_allreduce_one_shot_kernel if context.method == "one_shot" else gemm_allreduce_two_shot_kernel
     kernel[(context.programs,)](
-        a, b, out, *context.symmetric, context.calls, context.M, context.N, a.shape[1],
+        a, b, out, *context.buffers, context.calls, context.M, context.N, a.shape[1],
         *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
         EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
     )  # fmt: skip

@@ -32,10 +32,20 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
-from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_int,
+    need_operand,
+)
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, agreement, begin
 
 
 @triton.jit
@@ -130,39 +140,34 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, more=""):
-    """(config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
-    CollectiveMismatchError when ranks differ; before anything is allocated."""
-    need_dtype(function, dtype, FLOATS)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
-    need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
-    config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
-    shmem.check_alike(f"{function}(M={M}, N={N}, {dtype}{more}, config={config}, programs={programs})", team)
-    return config, programs
+def settle(function, M, N, dtype, team, config, programs, more="", problem=None):
+    """(M, N, config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
+    CollectiveMismatchError when ranks differ; before anything is allocated. `more`: further arguments on which the ranks
+    agree; `problem`: what is wrong with those, or None."""
+    with agreement(function, team) as agreed:
+        need(function, problem is None, problem)
+        need_dtype(function, dtype, FLOATS)
+        M, N = need_int(function, "M", M), need_int(function, "N", N)
+        config, programs = checked_config(function, default_config(dtype), config, programs, LAUNCH_OPTIONS)
+        agreed.on = f"M={M}, N={N}, {dtype}{more}, config={config}, programs={programs}"
+    return M, N, config, programs
 
 
-class GemmReduceScatterContext:
+class GemmReduceScatterContext(OperatorContext):
     """What `gemm_reduce_scatter` needs besides its operands. Made by `create_gemm_reduce_scatter_context`."""
 
     def __init__(self, M, N, dtype, team, config, programs):
-        self.M, self.N, self.dtype, self.team, self.config = M, N, dtype, team, config
-        self.num_ranks, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
-        self.table = shmem.context(team)
+        super().__init__("gemm_reduce_scatter", team)
+        self.M, self.N, self.dtype, self.config = M, N, dtype, config
         shard = triton.cdiv(M, self.num_ranks)
-        self.rows = max(min(shard, M - rank * shard), 0)  # of this rank's result
+        self.rows = max(min(shard, M - self.rank * shard), 0)  # of this rank's result
         slots = triton.cdiv(shard, config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
         self.programs = max(min(programs, self.num_ranks * slots), 1)
         tile = (config["BLOCK_M"], config["BLOCK_N"])
-        self.staging = shmem.aclshmem_create_tensor((self.num_ranks, slots, *tile), torch.float32)
-        self.ready = shmem.create_signals(self.num_ranks * self.programs)
-        self.done = shmem.create_signals(self.num_ranks * self.programs)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.ready, self.done):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+        self.staging = self.tensor((self.num_ranks, slots, *tile), torch.float32)
+        self.ready = self.signals(self.num_ranks * self.programs)
+        self.done = self.signals(self.num_ranks * self.programs)
+        self.calls = self.local(self.programs)
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -176,15 +181,14 @@ def check_operands(function, context, a, b, out, rows):
         need(function, fits, text)
 
     M, N = context.M, context.N
-    fit(context.staging is not None, "the context was freed")
     fit(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
     fit(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
     fit(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
     for name, tensor in (("a", a), ("b", b), ("out", out)):
-        fit(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
-        device = context.calls.device
-        fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+        need_operand(function, name, tensor, context.dtype, context.device)
     fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
+    need_apart(function, out, dict(a=a, b=b))
+    context.agree(function, "")
 
 
 def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None):
@@ -193,7 +197,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     Args:
         M, N: rows and columns of the whole sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
@@ -202,7 +206,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    config, programs = settle("create_gemm_reduce_scatter_context", M, N, dtype, team, config, programs)
+    M, N, config, programs = settle("create_gemm_reduce_scatter_context", M, N, dtype, team, config, programs)
     return GemmReduceScatterContext(M, N, dtype, team, config, programs)
 
 
@@ -213,8 +217,8 @@ def gemm_reduce_scatter(a, b, context, out=None):
         a: [M, K], any strides; K may differ between ranks and may be 0. Any memory.
         b: [K, N], any strides. M, N, dtype and device as the context's.
         context: of `create_gemm_reduce_scatter_context`.
-        out: [rows, N] with contiguous rows, written; None: a new tensor. Rank r of the team has rows r * S to
-            min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
+        out: [rows, N] with contiguous rows, written, no overlap with a and b; None: a new tensor. Rank r of the team has rows
+            r * S to min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
     Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits every time.
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
@@ -222,8 +226,9 @@ def gemm_reduce_scatter(a, b, context, out=None):
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("gemm_reduce_scatter", GemmReduceScatterContext, context, a=a, b=b, out=out)
     if out is None:
-        out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
+        out = torch.empty(context.rows, context.N, dtype=context.dtype, device=context.device)
     context.check(a, b, out)
     gemm_reduce_scatter_kernel[(context.programs,)](
         a, b, out, context.staging, context.ready, context.done, context.calls, context.M, context.N, a.shape[1],

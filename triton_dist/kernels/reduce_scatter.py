@@ -22,7 +22,9 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .channels import ChannelContext, end_epoch, need, next_epoch
+from .arguments import need, need_dtype
+from .channels import ChannelContext, end_epoch, next_epoch
+from .operator_context import begin
 
 OPS = ("sum", "max", "min", "prod")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int64)
@@ -103,6 +105,10 @@ def reduce_scatter_kernel(
     end_epoch(epochs, epoch)
 
 
+def need_number(call, dtype):
+    need_dtype(call, dtype, DTYPES)
+
+
 def fold(parts, op="sum"):
     """The parts reduced in the order in which they are given, as the kernels do it, by torch."""
     step = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}[op]
@@ -124,7 +130,7 @@ class ReduceScatterContext(ChannelContext):
     """What `reduce_scatter` needs besides its operands. Made by `create_reduce_scatter_context`."""
 
     def __init__(self, max_elements, dtype, team, programs, block):
-        super().__init__("reduce_scatter", max_elements, dtype, DTYPES, team, programs, block)
+        super().__init__("reduce_scatter", max_elements, dtype, need_number, team, programs, block)
         self.staging = self.tensor((2, self.num_ranks, self.slot), dtype)
         self.ready = self.signals(self.programs * self.num_ranks)
 
@@ -157,6 +163,7 @@ def reduce_scatter(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("reduce_scatter", ReduceScatterContext, context, x=x, out=out)
     world = context.num_ranks
     need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
     fits = x.dim() >= 1 and x.shape[0] % world == 0
@@ -165,7 +172,7 @@ def reduce_scatter(x, context, op="sum", out=None):
     shape = (x.shape[0] // world, *x.shape[1:])
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    context.check(x, out, shape, n, own=-context.rank * n)
+    context.check(x, out, shape, n, own=-context.rank * n, op=op)
     if n:
         reduce_scatter_kernel[context.grid(n)](
             x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table, OP=op,
