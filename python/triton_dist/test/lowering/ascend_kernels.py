@@ -174,9 +174,12 @@ def bare_wait_in_an_if(x, sig, v, out, ctx):
 
 @triton.jit
 def wait_then_gemm_in_a_for(a, b, c, sig, tiles, N, K, peer, ctx, BLOCK: tl.constexpr):
-    for t in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        token = dl.wait(dl.signal_at(sig, t), 1, ctx)
-        _tile(dl.consume_token(a, token), b, c, N, K, t, BLOCK)
+    for i in range(1, dl.num_ranks(ctx)):
+        token = dl.wait(dl.signal_at(sig, i * tiles), 1, ctx, "ge", tl.num_programs(0))
+        t = tl.program_id(0)
+        while t < tiles:
+            _tile(dl.consume_token(a, token) + i * N * K, b, c + i * N * N, N, K, t, BLOCK)
+            t += tl.num_programs(0)
 
 
 @triton.jit

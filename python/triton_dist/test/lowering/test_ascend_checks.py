@@ -33,11 +33,12 @@ WRONG = {
     "spin_on_a_scalar": ("waits", "vanished"),
     "spin_on_a_scalar_with_barrier": ("waits", "through a cache"),
     "spin_on_an_atomic": ("waits", "holds the lock"),
+    "wait_then_gemm_in_a_for": ("waits", "loops that follow the vector half's"),
     "put_then_atomic_without_barrier": ("publishes", "no barrier between"),
     "put_then_store_without_barrier": ("publishes", "no barrier between"),
     "barrier_on_one_path": ("publishes", "no barrier between"),
     "barrier_before_the_last_turn": ("publishes", "no barrier between"),
-    "store_every_third_lane": ("remote", "load to argument 1 at a peer"),
+    "store_every_third_lane": ("remote", "load of argument 1 at a peer"),
     "gemm_then_set_unfenced": ("dot signals", "nothing orders it before the signal"),
     "gemm_then_set_in_a_for": ("dot signals", "sync_block_wait of flag 10 is there 0 times"),
     "gemm_with_a_flag_of_the_compiler": ("dot signals", "for something else"),
@@ -186,6 +187,18 @@ def test_a_wait_whose_load_does_not_reach_the_condition_is_rejected():
     end = loop.regions[1].blocks[0].ops[-1]
     assert end.name == "scf.yield" and len(end.operands) == 1
     assert failed("wait_then_read", str(text.change(end, r"%\w+", loop.operands[0].name))) == {"waits"}
+
+
+def test_data_loaded_before_the_wait_are_rejected():
+    text = Text("wait_then_read")
+    (loop,) = text.find(r"scf\.while")
+    load = text.find("call @load_gm_to_ubuf")[-1]
+    views = [value.op for value in load.operands if value.op.line > loop.line]
+    views += [v.op for op in views for v in op.operands if v.op and v.op.line > loop.line]
+    moved = "\n".join(text.lines[op.line - 1] for op in (*sorted(set(views), key=lambda op: op.line), load))
+    text.delete(*views, load).before(loop, moved)
+    (reason,) = [c.reason for c in checks("wait_then_read", str(text)).values() if c.passed is False]
+    assert "is made before the wait" in reason
 
 
 def test_a_wait_on_another_signal_is_rejected():
