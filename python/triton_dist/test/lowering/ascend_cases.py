@@ -35,7 +35,12 @@ KERNELS = {
     "wait_then_read": ("x: *i32, sig: *i32, v: i32, out: *i32, ctx: *i64", {}),
     "bare_wait_in_an_if": ("x: *i32, sig: *i32, v: i32, out: *i32, ctx: *i64", {}),
     "wait_for_many": ("x: *i32, sig: *i32, v: i32, n: i32, out: *i32, ctx: *i64", {}),
-    **dict.fromkeys(("read_peer", "read_own", "store_every_third_lane"), (PEER, {})),
+    **dict.fromkeys(
+        (
+            "read_peer", "read_own", "store_every_third_lane", "store_every_third_lane_here", "store_a_range_of_lanes",
+        ),
+        (PEER, {}),
+    ),
     **dict.fromkeys(
         (
             "gemm_then_set", "wait_then_gemm", "gemm_then_set_unfenced", "gemm_then_add", "wait_then_gemm_in_a_for",

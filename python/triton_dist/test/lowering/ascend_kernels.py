@@ -216,6 +216,19 @@ def store_every_third_lane(x, out, peer, ctx):
 
 
 @triton.jit
+def store_every_third_lane_here(x, out, peer, ctx):
+    i = tl.arange(0, 256)
+    tl.store(out + i, tl.load(x + i), mask=i - i // 3 * 3 == 0)
+
+
+@triton.jit
+def store_a_range_of_lanes(x, out, peer, ctx):
+    i = tl.arange(0, 256)
+    inside = (i >= peer) & (i < 100)
+    tl.store(out + i, tl.load(x + i, mask=inside), mask=inside)
+
+
+@triton.jit
 def exchange_a_scalar(p, v):
     tl.atomic_xchg(p, v, sem="release", scope="sys")
 

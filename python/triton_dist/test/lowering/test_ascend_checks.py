@@ -17,14 +17,15 @@ from third_party.ascend.checks import NAMES, kernels, run_checks  # noqa: E402  
 from third_party.ascend.checks.mlir import parse  # noqa: E402
 
 RIGHT = {
-    "put_then_set": {"publishes", "remote", "complete"},
-    "put_then_add": {"publishes", "remote", "complete", "atomics"},
-    "wait_then_read": {"waits", "complete"},
-    "wait_for_many": {"waits", "complete"},
-    "read_peer": {"remote", "complete"},
-    "read_own": {"complete"},
-    "gemm_then_set": {"publishes", "remote", "dot signals", "complete"},
-    "wait_then_gemm": {"waits", "dot signals", "complete"},
+    "put_then_set": {"publishes", "remote", "complete", "lanes"},
+    "put_then_add": {"publishes", "remote", "complete", "lanes", "atomics"},
+    "wait_then_read": {"waits", "complete", "lanes"},
+    "wait_for_many": {"waits", "complete", "lanes"},
+    "read_peer": {"remote", "complete", "lanes"},
+    "read_own": {"complete", "lanes"},
+    "store_a_range_of_lanes": {"complete", "lanes"},
+    "gemm_then_set": {"publishes", "remote", "dot signals", "complete", "lanes"},
+    "wait_then_gemm": {"waits", "dot signals", "complete", "lanes"},
     "add": {"publishes", "complete", "atomics"},
 }
 
@@ -39,6 +40,7 @@ WRONG = {
     "barrier_on_one_path": ("publishes", "no barrier between"),
     "barrier_before_the_last_turn": ("publishes", "no barrier between"),
     "store_every_third_lane": ("remote", "load of argument 1 at a peer"),
+    "store_every_third_lane_here": ("lanes", "writes back what"),
     "gemm_then_set_unfenced": ("dot signals", "nothing orders it before the signal"),
     "gemm_then_set_in_a_for": ("dot signals", "sync_block_wait of flag 10 is there 0 times"),
     "gemm_with_a_flag_of_the_compiler": ("dot signals", "for something else"),
