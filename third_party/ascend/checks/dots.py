@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from .paths import depth, follow
+from .paths import depth, early, follow
 from .result import Check, verdict
 from .signals import signals
 
@@ -148,40 +148,12 @@ def _stores_without_set(cube, flags):
 
 def _signals_before_wait(ttir, announced, vectors):
     """Signals that every path of the TTIR makes after a wait of its turn of the loop, and HIVM does not."""
-    early = _early(ttir.function, [op for op in ttir.function.walk() if (_custom(op) or "")[:1] == ("wait",)])
-    late = {signal.key for op, signal in announced.items() if op not in early}
-    late -= {signal.key for signal in signals(ttir) if signal.op in early}
+    before = early(ttir.function, {op for op in ttir.function.walk() if (_custom(op) or "")[:1] == ("wait",)})
+    late = {signal.key for op, signal in announced.items() if op not in before}
+    late -= {signal.key for signal in signals(ttir) if signal.op in before}
     wrong = []
     for part in vectors:
-        waits = [op for op, word, _, _, flag in _flags(part) if word == "wait" and flag in _flags_of_source(ttir)]
-        early = _early(part.function, waits)
-        wrong += [f"{w} may come before the cube half's flag" for w in part.writes if w.key in late and w.op in early]
+        waits = {op for op, word, _, _, flag in _flags(part) if word == "wait" and flag in _flags_of_source(ttir)}
+        before = early(part.function, waits)
+        wrong += [f"{w} may come before the cube half's flag" for w in part.writes if w.key in late and w.op in before]
     return wrong
-
-
-def _early(function, waits):
-    """Operations that a path from the start, or from a later turn of a loop with a wait in it, reaches without a wait."""
-    loops = {loop for op in waits for loop in _enclosing(op)}
-    ends = {_last(loop) for loop in loops}
-    out = set()
-
-    def step(op, facts):
-        if op in waits:
-            return frozenset()
-        if facts:
-            out.add(op)
-        return frozenset({"early"}) if op in ends else facts
-
-    follow(function, step, frozenset({"early"}))
-    return out
-
-
-def _enclosing(op):
-    while op.parent is not None:
-        op = op.parent
-        if op.name in ("scf.for", "scf.while"):
-            yield op
-
-
-def _last(loop):
-    return loop.regions[-1].blocks[-1].ops[-1]
