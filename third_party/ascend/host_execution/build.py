@@ -56,10 +56,18 @@ def build(ttadapter, target):
         (folder / "llvm.mlir").write_text(lowered)
         (folder / "kernel.s").write_text(_assembly(folder / "llvm.mlir"))
         (folder / "program.c").write_text(_program(name, kinds))
-        command = [c_compiler(), "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-mf16c", "-o", f"{target}.part"]
-        _tool([*command, folder / "kernel.s", folder / "program.c", _RUNTIME, "-lm", "-lpthread"])
+        sources = [folder / "kernel.s", folder / "program.c", _runtime(Path(target).parent)]
+        _tool([c_compiler(), "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", f"{target}.part", *sources, "-lm", "-lpthread"])
     os.replace(f"{target}.part", target)
     return ["memref" if kind.startswith("memref") else kind for kind in kinds[2:-6]]
+
+
+def _runtime(folder):
+    """The compiled runtime.c, which all libraries of a folder are linked with."""
+    made = folder / "runtime.o"
+    if not made.exists():
+        _tool([c_compiler(), "-O2", "-fPIC", "-mf16c", "-c", "-o", made, _RUNTIME])
+    return made
 
 
 def _tool(command):

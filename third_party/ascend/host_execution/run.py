@@ -115,7 +115,7 @@ def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
 
     def run_world(world):
         try:
-            with Execution(limit_s) as execution:
+            with Execution(limit_s, compiler) as execution:
                 for case in cases:
                     if stop.is_set():
                         break
@@ -126,41 +126,44 @@ def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
             results.put(None)
 
     stop = threading.Event()
-    threads = [threading.Thread(target=run_world, args=(world,)) for world in worlds]
-    for thread in threads:
-        thread.start()
-    try:
-        running = len(threads)
-        while running:
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            if result is None:
-                running -= 1
-            else:
-                yield result
-    finally:
-        stop.set()
+    with Compiler() as compiler:  # one for all: most kernels are the same for any number of ranks
+        threads = [threading.Thread(target=run_world, args=(world,)) for world in worlds]
         for thread in threads:
-            thread.join()
+            thread.start()
+        try:
+            running = len(threads)
+            while running:
+                result = results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    running -= 1
+                else:
+                    yield result
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
 
 
 class Execution:
-    """A compile server and ranks, for case after case."""
+    """A compile server and ranks, for case after case. `compiler`: one that runs already."""
 
-    def __init__(self, limit_s=LIMIT_S):
+    def __init__(self, limit_s=LIMIT_S, compiler=None):
         self.limit_s = limit_s
+        self._compiler, self._own = compiler or Compiler(), compiler is None
         self._ranks = {}
 
     def __enter__(self):
-        self._compiler = Compiler()
-        self._compiler.__enter__()
+        if self._own:
+            self._compiler.__enter__()
         return self
 
     def __exit__(self, *exc):
         for ranks in self._ranks.values():
             ranks.close()
-        self._compiler.__exit__(*exc)
+        if self._own:
+            self._compiler.__exit__(*exc)
 
     def ranks(self, world):
         from triton_dist.testing import Ranks

@@ -115,6 +115,22 @@ def test_an_entry_of_the_list_that_comes_to_run_speaks_up():
     assert problem(Result("all_gather", 2, "WRONG", reason="rank 0: y")) == "WRONG: rank 0: y"
 
 
+def test_a_tutorial_runs_as_lowered_code(capsys):
+    script = ROOT / "tutorials" / "ascend" / "05-ascend-reverse-all2all-barrier.py"
+    sizes = ["--S", "60", "--H", "3", "--D", "20"]
+    assert run_on_host.main(["--script", str(script), "--ranks", "2", "--", *sizes]) == 0
+    out = capsys.readouterr().out
+    assert "rank 0: [PASS]" in out and "rank 1: [PASS]" in out
+    assert re.search(r"2 ranks: ran as lowered code on rank 0: \w+_kernel x [1-9]", out)
+
+
+def test_a_script_that_fails_shows_its_output_and_status(tmp_path, capsys):
+    script = tmp_path / "fails.py"
+    script.write_text("import os\nprint('here')\nraise SystemExit(int(os.environ['RANK']))\n")
+    assert run_on_host.main(["--script", str(script), "--ranks", "2"]) == 1
+    assert "1 of 2 ranks failed" in (text := capsys.readouterr().err) and "here" in text
+
+
 def test_the_command_lists_its_cases_and_refuses_unknown_ones(capsys):
     assert run_on_host.main(["--list"]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == list(CASES)

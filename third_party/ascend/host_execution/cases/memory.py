@@ -57,6 +57,29 @@ def symm_at(seed):
 
 
 @triton.jit
+def symm_at_block_kernel(x, out, world, ctx, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    peer = i - i // world * world
+    tl.store(out + i, tl.load(dl.symm_at(x + i, peer, ctx)))
+
+
+def symm_at_block(seed):
+    me, world, ctx, _, _ = who()
+    found = []
+    for dtype in (torch.float32, torch.int32):
+        x, out = symmetric(values(seed, me, BLOCK, dtype)), poisoned(BLOCK, dtype)
+        shmem.barrier_all()
+        symm_at_block_kernel[(1,)](x, out, world, ctx, BLOCK=BLOCK)
+        everything = torch.stack([values(seed, r, BLOCK, dtype) for r in range(world)])
+        lanes = torch.arange(BLOCK)
+        found.append((str(dtype), out, everything[lanes % world, lanes], 0))
+    return found
+
+
+CASES["dl.symm_at, a peer a lane"] = symm_at_block
+
+
+@triton.jit
 def put_kernel(dst, src, n, peer, ctx, BLOCK: tl.constexpr):
     dl.put(dst, src, n, peer, ctx, tl.program_id(0), tl.num_programs(0), BLOCK)
 

@@ -27,18 +27,18 @@ def ring_kernel(x, inbox, out, sig, value, n, peer, ctx, OP: tl.constexpr, CMP: 
     tl.store(out + i, tl.load(dl.consume_token(inbox, token) + i, mask=i < n, other=0) + token, mask=i < n)
 
 
-def ring(seed, op, compare, value):
+def ring(seed, op, compare, value, dtype=torch.int32):
     me, world, ctx, right, left = who()
     inbox, out = poisoned(BLOCK, torch.int32, symmetric=True), poisoned(50, torch.int32)
-    sig = shmem.create_signals(3)
+    sig = shmem.create_signals(3, dtype)
     shmem.barrier_all()
     ring_kernel[(1,)](values(seed, me, 50, torch.int32), inbox, out, sig, value, 50, right, ctx, op, compare, BLOCK=BLOCK)
-    return [(f'{op}, wait "{compare}"', out, values(seed, left, 50, torch.int32) + value, 0)]
+    return [(f'{op} of {dtype}, wait "{compare}"', out, values(seed, left, 50, torch.int32) + value, 0)]
 
 
 @case
 def notify(seed):
-    return ring(seed, "set", "ge", 5) + ring(seed, "add", "ge", 7)
+    return ring(seed, "set", "ge", 5) + ring(seed, "add", "ge", 7) + ring(seed, "set", "eq", 6, torch.int64)
 
 
 @triton.jit
