@@ -21,6 +21,8 @@ compiler's library calls do to global memory (access.py), and fail on one that t
 They say nothing of what hivmc and the hardware make of the HIVM. Standard library only.
 """
 
+import functools
+
 from . import atomics, barriers, complete, dots, lanes, publishes, remote, waits
 from .access import Kernel
 from .mlir import ParseError, parse
@@ -52,9 +54,14 @@ def run_checks(lowered):
 
 def kernels(ttir, hivm):
     """(the Kernel of a TTIR text, those of the device functions of its HIVM: one, or a cube and a vector half)."""
-    module = parse(ttir)
-    (function,) = module.functions()
-    source = Kernel(module, function)
+    source = _source(ttir)
     final = parse(hivm)
     entries = [f for f in final.functions() if "DEVICE" in f.attributes.get("hacc.function_kind", "")]
     return source, [Kernel(final, f, len(source.numbers), source.tables) for f in entries]
+
+
+@functools.lru_cache(maxsize=4)
+def _source(ttir):
+    module = parse(ttir)
+    (function,) = module.functions()
+    return Kernel(module, function)
