@@ -103,12 +103,15 @@ def _flags(part):
 
 
 def _unpaired(cubes, vectors):
+    """Flags that one half sets and the other does not await as often, in as many loops."""
     out = []
     for setters, waiters in ((cubes, vectors), (vectors, cubes)):
-        sets = {flag: op for part in setters for op, word, _, _, flag in _flags(part) if word == "set"}
-        waits = {flag: op for part in waiters for op, word, _, _, flag in _flags(part) if word == "wait"}
-        out += [f"{sets[flag]} sets flag {flag}, for which the other half does not wait" for flag in sets.keys() - waits]
-        out += [f"{waits[flag]} waits for flag {flag}, which the other half does not set" for flag in waits.keys() - sets]
+        sets = {(flag, depth(op)): op for part in setters for op, word, _, _, flag in _flags(part) if word == "set"}
+        waits = {(flag, depth(op)): op for part in waiters for op, word, _, _, flag in _flags(part) if word == "wait"}
+        set_often = Counter((flag, depth(op)) for p in setters for op, word, _, _, flag in _flags(p) if word == "set")
+        awaited = Counter((flag, depth(op)) for p in waiters for op, word, _, _, flag in _flags(p) if word == "wait")
+        out += [f"{sets[key]} sets flag {key[0]}, for which the other half does not wait" for key in set_often - awaited]
+        out += [f"{waits[key]} waits for flag {key[0]}, which the other half does not set" for key in awaited - set_often]
     return out
 
 
