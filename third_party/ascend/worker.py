@@ -30,7 +30,7 @@ def kernel_of(source):
     path, _, name = source.rpartition(":")
     if not Path(path).is_file():
         raise WrongJob(f"there is no file {path!r}: give path.py:kernel")
-    module = sources.load(path)
+    module = sources.load(path, name)
     kernel = getattr(module, name, None)
     while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):  # autotuned, with heuristics
         kernel = kernel.fn
@@ -98,7 +98,7 @@ def main():
             answer = work(json.loads(line))
         except WrongJob as error:
             answer = {"error": str(error)}
-        except Exception as error:  # an import of the source that fails, most likely
+        except (Exception, SystemExit) as error:  # an import of the source that fails, most likely
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

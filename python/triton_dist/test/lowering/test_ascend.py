@@ -6,6 +6,7 @@ cannot make it, these tests fail and say why.
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,16 @@ def test_the_command_lowers_a_users_kernel(source, signature):
     assert "FAILED" not in row and row.count("passed") >= 3
     suffixes = {path.name.split(".")[2] for path in (source.parent / "ir").iterdir()}
     assert suffixes == {"ttir", "ttadapter", "hivm"}
+
+
+def test_the_command_in_the_readme_lowers_the_kernel_in_the_readme(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    (script,) = re.findall(r"```python\n(import os\n.*?def ring.*?)```", readme, re.S)
+    (tmp_path / "ring.py").write_text(script)
+    (line,) = re.findall(r"-m third_party.ascend.lower ring.py:(.*)", readme)
+    kernel, *options = shlex.split(line)
+    done = command(f"{tmp_path / 'ring.py'}:{kernel}", *options)
+    assert done.returncode == lower.EXIT_RIGHT, done.stdout + done.stderr
 
 
 def test_the_command_fails_when_a_kernel_lost_its_meaning(source):
