@@ -37,6 +37,11 @@ def compile_task(task, folder):
 
 
 def main(address):
+    try:
+        build.check_machine()
+    except build.BuildError as error:
+        sys.exit(str(error))
+
     def end_with_parent():
         sys.stdin.buffer.read()
         os._exit(0)
