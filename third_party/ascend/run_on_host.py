@@ -5,8 +5,7 @@
     python -m third_party.ascend.run_on_host --script my.py -- --its-own options     a script that torchrun could start
 
 Exit status: 0 all is as it should be, 1 it is not, 2 wrong arguments, 3 the toolchain or a C compiler is missing.
-The last form runs the script as __main__ in every rank. Its kernels must be functions of files that can be imported: guard
-what the script does with `if __name__ == "__main__":`.
+The last form runs the script as __main__ in every rank. Its kernels are defined at the top level, before it does anything.
 """
 
 import argparse
