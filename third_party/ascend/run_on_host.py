@@ -4,13 +4,16 @@
     python -m third_party.ascend.run_on_host all_gather dl.wait     these cases; --list names them
     python -m third_party.ascend.run_on_host --script my.py -- --its-own options     a script that torchrun could start
 
-The last runs the script as __main__ in every rank. Its kernels must be functions of files that can be imported: guard what the
-script does with `if __name__ == "__main__":`.
+Exit status: 0 all is as it should be, 1 it is not, 2 wrong arguments, 3 the toolchain or a C compiler is missing.
+The last form runs the script as __main__ in every rank. Its kernels are defined at the top level, before it does anything.
 """
 
 import argparse
 import sys
 import time
+
+from .host_execution.compiler import CompilerError
+from .toolchain import ToolchainError
 
 
 def main(arguments=None):
@@ -39,8 +42,14 @@ def main(arguments=None):
 
     import triton_dist  # noqa: F401  before triton
 
-    if options.script:
-        return run_script(options, worlds)
+    try:
+        return run_script(options, worlds) if options.script else select_cases(parser, options, worlds)
+    except (CompilerError, ToolchainError) as error:
+        print(error, file=sys.stderr)
+        return 3
+
+
+def select_cases(parser, options, worlds):
     from .host_execution.cases import CASES
 
     if options.list:

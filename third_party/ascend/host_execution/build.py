@@ -7,6 +7,7 @@ poll. Needs a C compiler (`CC`, else cc, gcc or clang) and an x86-64 CPU with AV
 """
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ _PASSES = """
     --convert-func-to-llvm --convert-cf-to-llvm --convert-arith-to-llvm --reconcile-unrealized-casts
 """.split()
 _RUNTIME = Path(__file__).with_name("runtime.c")
+_CPU, _CPU_FLAGS = "x86-64-v3", {"avx2", "f16c", "fma", "bmi2"}
 _TIMEOUT = 120  # seconds, of each tool
 _C_TYPES = {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)} | {"i1": "_Bool", "f32": "float", "f64": "double"}
 
@@ -40,6 +42,16 @@ def c_compiler():
         if found := shutil.which(name):
             return found
     raise BuildError("no C compiler: install gcc or clang (Debian: apt-get install gcc libc6-dev), or name one in CC")
+
+
+def check_machine():
+    """BuildError, with what to do, unless libraries can be built and run here."""
+    c_compiler()
+    if os.uname().machine != "x86_64":
+        raise BuildError(f"this machine is {os.uname().machine}: lowered kernels are executed on x86-64 alone")
+    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+    if missing := _CPU_FLAGS - flags:
+        raise BuildError(f"this CPU lacks {', '.join(sorted(missing))}: lowered kernels are compiled for {_CPU}")
 
 
 def build(ttadapter, target):
@@ -86,7 +98,7 @@ def _assembly(path):
     module = ir.parse_mlir_module(str(path), context)
     llvm.init_targets()
     text = str(llvm.to_module(module, llvm.context()))
-    return llvm.translate_to_asm(text, "x86_64-unknown-linux-gnu", "x86-64-v3", "", [], False, False)
+    return llvm.translate_to_asm(text, "x86_64-unknown-linux-gnu", _CPU, "", [], False, False)
 
 
 def _program(name, kinds):

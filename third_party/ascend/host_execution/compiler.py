@@ -16,6 +16,10 @@ from pathlib import Path
 _START_S = 120  # the first start makes the toolchain's environment before this counts
 
 
+class CompilerError(RuntimeError):
+    """Kernels cannot be compiled for this machine; the text says why and what to do."""
+
+
 class Compiler:
     """A running compile server. `address`: where ranks find it; `log`: what it wrote, read after it has ended."""
 
@@ -49,7 +53,7 @@ class Compiler:
         if ready.strip() != b"ready":
             self._process.kill()
             self.__exit__()
-            raise RuntimeError(f"the compile server did not start ({python}):\n{self.log}")
+            raise CompilerError(f"the compile server did not start ({python}): {self.log.strip()}")
         return self
 
     def __exit__(self, *exc):
@@ -67,7 +71,7 @@ class Compiler:
 
 
 def request(address, task):
-    """Asks the server at `address`; see `serve` for what a task and its answer hold. RuntimeError when it is gone."""
+    """Asks the server at `address`; see `serve` for what a task and its answer hold. CompilerError when it is gone."""
     import json
     from multiprocessing.connection import Client
 
@@ -76,7 +80,7 @@ def request(address, task):
             connection.send_bytes(json.dumps(task).encode())
             return json.loads(connection.recv_bytes())
     except (OSError, EOFError) as error:
-        raise RuntimeError(f"the compile server at {address} is gone: {error!r}") from error
+        raise CompilerError(f"the compile server at {address} is gone: {error!r}") from error
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from . import build, host_ir
 def compile_task(task, folder):
     key = hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:24]
     try:
-        module = sources.load(task["file"])
+        module = sources.load(task["file"], task["name"])
         fn = getattr(module, task["name"])
     except Exception:
         return {"stage": "import", "error": traceback.format_exc(limit=-3)}
@@ -37,6 +37,11 @@ def compile_task(task, folder):
 
 
 def main(address):
+    try:
+        build.check_machine()
+    except build.BuildError as error:
+        sys.exit(str(error))
+
     def end_with_parent():
         sys.stdin.buffer.read()
         os._exit(0)

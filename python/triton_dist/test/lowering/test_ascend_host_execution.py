@@ -124,6 +124,14 @@ def test_a_tutorial_runs_as_lowered_code(capsys):
     assert re.search(r"2 ranks: ran as lowered code on rank 0: \w+_kernel x [1-9]", out)
 
 
+def test_the_kernel_of_the_readme_runs_as_lowered_code(tmp_path, capsys):
+    script = tmp_path / "ring.py"
+    script.write_text(re.search(r"```python\n(import os\n.*?)```", (ROOT / "README.md").read_text(), re.S)[1])
+    assert run_on_host.main(["--script", str(script), "--ranks", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "rank 1: 1.0 = 1 + 0" in out and "3 ranks: ran as lowered code on rank 0: ring x 1" in out
+
+
 def test_a_script_that_fails_shows_its_output_and_status(tmp_path, capsys):
     script = tmp_path / "fails.py"
     script.write_text("import os\nprint('here')\nraise SystemExit(int(os.environ['RANK']))\n")
