@@ -19,11 +19,14 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
+from .aclshmem import custom_call
+
 CHIPS = ("Ascend910B2", "Ascend910B4", "Ascend910_9392")
+SIMT_CHIP = "Ascend950PR_9589"  # an extra: its vector cores run threads, so a kernel skips ttadapter
 STAGES = ("none", "ttir", "ttadapter", "hivm")
 
 _BIN = Path(ascendnpuir.__file__).parent / "bin"
-_NO_HIVMC = "Cannot find hivmc under $PATH"
+_NO_HIVMC = re.compile(r"Cannot find hivmc(-a5)? under \$PATH")
 _TIMEOUT = 120  # seconds, of each compiler run
 
 
@@ -51,17 +54,18 @@ def lower(fn, signature, constants=None, chip="Ascend910B2", options=None):
         fn: a `triton.jit` function.
         signature: {parameter: type} of those that are no constants, in order: "*fp16", "i32", ...
         constants: {parameter: value} of constexprs and of arguments that are to be compiled in.
-        chip: one of CHIPS.
+        chip: one of CHIPS, or SIMT_CHIP.
         options: compiler options of triton-ascend's backend by name, such as {"multibuffer": False}.
     """
     out = to_ttadapter(fn, signature, constants, chip, options)
-    return to_hivm(out, options) if out.stage == "ttadapter" else out
+    return to_hivm(out, options) if out.stage == ("ttir" if chip == SIMT_CHIP else "ttadapter") else out
 
 
 def _backend(chip, options):
     target = GPUTarget("npu", chip, 0)
     backend = make_backend(target)
-    return target, backend, backend.parse_options(dict(options or {}))
+    extra = dict(compile_mode="simt_only", compile_on_910_95=True) if chip == SIMT_CHIP else {}
+    return target, backend, backend.parse_options({**extra, **(options or {})})
 
 
 def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None):
@@ -82,6 +86,8 @@ def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None
         out.log = "\n".join(causes(error))
         return out
     out.ttir, out.stage = str(module), "ttir"
+    if chip == SIMT_CHIP:
+        return out
     try:
         out.ttadapter, out.stage = stages["ttadapter"](module, metadata), "ttadapter"
     except subprocess.CalledProcessError as error:
@@ -92,19 +98,29 @@ def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None
 def to_hivm(out, options=None):
     """The last step: fills `hivm`, `stage` and `log` of a Lowered that has its ttadapter text; returns it."""
     _, _, options = _backend(out.chip, options)
-    flags = {
-        "target": out.chip,
-        "enable-hfusion-compile": "true",
-        "enable-hivm-compile": "true",
-        "enable-triton-kernel-compile": "true",
-        "enable-auto-multi-buffer": str(options.multibuffer).lower(),
-        "enable-auto-bind-sub-block": str(options.enable_auto_bind_sub_block).lower(),
-        "save-temps": ".",
-    }
-    with tempfile.TemporaryDirectory(prefix="triton_dist_hivm_") as folder:
+    if out.chip == SIMT_CHIP:
+        tool, text = "bishengir-compile-a5", out.ttir
+        flags = {"enable-triton-ir-compile": "true", "pure-simt": "true", "num-warps": options.num_warps,
+                 "threads-per-warp": options.warp_size}  # fmt: skip
+    else:
+        try:
+            text = custom_call.rewrite(out.ttadapter)  # calls of aclshmem's device functions; others' text stays as it is
+        except custom_call.RewriteError as error:
+            out.log = str(error)
+            return out
         # triton-ascend's own backend takes mix_mode away, too, before it calls the compiler.
-        Path(folder, "kernel.mlir").write_text(re.sub(r', mix_mode\s*=\s*"[^"]*"', "", out.ttadapter))
-        command = [_BIN / "bishengir-compile", "kernel.mlir", *(f"--{k}={v}" for k, v in flags.items()), "-o", "kernel"]
+        tool, text = "bishengir-compile", re.sub(r', mix_mode\s*=\s*"[^"]*"', "", text)
+        flags = {
+            "enable-hfusion-compile": "true",
+            "enable-hivm-compile": "true",
+            "enable-triton-kernel-compile": "true",
+            "enable-auto-multi-buffer": str(options.multibuffer).lower(),
+            "enable-auto-bind-sub-block": str(options.enable_auto_bind_sub_block).lower(),
+        }
+    flags.update({"target": out.chip, "save-temps": "."})
+    with tempfile.TemporaryDirectory(prefix="triton_dist_hivm_") as folder:
+        Path(folder, "kernel.mlir").write_text(text)
+        command = [_BIN / tool, "kernel.mlir", *(f"--{k}={v}" for k, v in flags.items()), "-o", "kernel"]
         # An hivmc on the path would go on to CANN's linker: what is asked for ends before it.
         environment = {**os.environ, "PATH": "/usr/bin:/bin"}
         try:
@@ -112,15 +128,15 @@ def to_hivm(out, options=None):
                 command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            out.log = f"bishengir-compile had not ended after {_TIMEOUT} s"
+            out.log = f"{tool} had not ended after {_TIMEOUT} s"
             return out
         out.log = done.stderr + done.stdout
         final = Path(folder, "module.hivm.opt.mlir")
         # The exit status is no guide: it is not 0 without hivmc, and 0 from some versions that wrote nothing.
-        if done.returncode >= 0 and _NO_HIVMC in out.log and final.is_file() and final.stat().st_size:
+        if done.returncode >= 0 and _NO_HIVMC.search(out.log) and final.is_file() and final.stat().st_size:
             out.hivm, out.stage = final.read_text(), "hivm"
         else:
-            out.log = f"bishengir-compile ended with {done.returncode}\n{out.log}"
+            out.log = f"{tool} ended with {done.returncode}\n{out.log}"
     return out
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import re
 import subprocess
 import threading
 from dataclasses import dataclass, field
@@ -48,8 +49,10 @@ class Result:
     def reason(self):
         """The line of the log that says most."""
         lines = [line.strip() for line in self.log.splitlines() if line.strip()]
-        telling = [line for line in lines if any(word in line for word in ("error:", "Error", "Assert", "not available"))]
-        return (telling or lines[-1:] or ["no message"])[0][:300]
+        raised = [line for line in lines if re.match(r"\w+(Error|Failure|Exception): (?!at \d+:\d+)", line)]
+        told = [line for line in lines if "error:" in line or "Assertion" in line]
+        ended = [line for line in lines if " ended with " in line or " had not ended " in line]
+        return (raised[-1:] or told or ended or lines[-1:] or ["no message"])[0][:300]
 
 
 class _Worker:

@@ -83,8 +83,11 @@ def _asked_for_by_a_source():
     return bool(_sources)
 
 
-def load(path):
-    """The module at `path`, a file. One of this repository's packages is imported under its own name."""
+def load(path, name=None):
+    """The module at `path`, a file. One of this repository's packages is imported under its own name.
+
+    A script whose host code fails here (no ranks, no torch) is as good as a module when `name` was defined before that.
+    """
     path = Path(path).resolve()
     if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
         sys.meta_path.append(_Absent())
@@ -92,13 +95,16 @@ def load(path):
     try:
         if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in ("triton_dist", "third_party"):
             return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        name = "source_" + "".join(c if c.isalnum() else "_" for c in path.stem)
-        spec = importlib.util.spec_from_file_location(name, path)
+        module_name = "source_" + "".join(c if c.isalnum() else "_" for c in path.stem)
+        spec = importlib.util.spec_from_file_location(module_name, path)
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        sys.modules[module_name] = module
         sys.path.insert(0, str(path.parent))
         try:
             spec.loader.exec_module(module)
+        except (Exception, SystemExit):
+            if not hasattr(module, name or ""):
+                raise
         finally:
             sys.path.remove(str(path.parent))
         return module

@@ -17,12 +17,8 @@ os.environ["TRITON_DIST_BACKEND"] = "ascend"
 from triton.runtime.jit import JITFunction
 
 from third_party.ascend import sources
-from third_party.ascend.lowering import STAGES, lower
-
-try:
-    from third_party.ascend.checks import run_checks
-except ModuleNotFoundError:
-    run_checks = None
+from third_party.ascend.checks import run_checks
+from third_party.ascend.lowering import SIMT_CHIP, STAGES, lower
 
 
 class WrongJob(ValueError):
@@ -34,7 +30,7 @@ def kernel_of(source):
     path, _, name = source.rpartition(":")
     if not Path(path).is_file():
         raise WrongJob(f"there is no file {path!r}: give path.py:kernel")
-    module = sources.load(path)
+    module = sources.load(path, name)
     kernel = getattr(module, name, None)
     while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):  # autotuned, with heuristics
         kernel = kernel.fn
@@ -87,7 +83,7 @@ def work(job):
     signature, constants = fit(kernel, job["signature"], job["constants"])
     lowered = lower(kernel, signature, constants, job["chip"], job["options"])
     checks = []
-    if lowered.stage == "hivm" and run_checks:
+    if lowered.stage == "hivm" and job["chip"] != SIMT_CHIP:  # whose final module is of another kind
         checks = [(check.name, check.passed, check.reason) for check in run_checks(lowered)]
     emitted = write(lowered, job["emit"], job["name"]) if job["emit"] else []
     lowered = replace(lowered, log=lowered.log[-20000:])
@@ -102,7 +98,7 @@ def main():
             answer = work(json.loads(line))
         except WrongJob as error:
             answer = {"error": str(error)}
-        except Exception as error:  # an import of the source that fails, most likely
+        except (Exception, SystemExit) as error:  # an import of the source that fails, most likely
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -5,10 +5,11 @@ Each module has a `Platform` and a `Heap` with the methods below. A `Team` (shme
 
 Platform
     process_group            torch.distributed's backend name: "gloo", "nccl" or "hccl"
+    load()                   makes torch know the device and the process group; BackendError says what is missing
     device_count()           devices that this host's ranks may use; None when any number of ranks may run
     prepare(rank)            checks that the platform is usable, selects and returns this rank's torch.device;
                              BackendError says what is missing
-    heap(rank, n_ranks, nbytes)   -> Heap, local work only
+    heap(rank, n_ranks, nbytes, options)   -> Heap, local work only; options is init's OptionalAttr
 
 Heap
     descriptor               what the peers must know (a dict for JSON), published at rendezvous

@@ -18,6 +18,9 @@ _C_INT = {4: ctypes.c_int32, 8: ctypes.c_int64}
 class Platform:
     process_group = "gloo"
 
+    def load(self):
+        pass  # gloo is torch's own
+
     def device_count(self):
         return None
 
@@ -28,7 +31,7 @@ class Platform:
             raise errors.BackendError("the cpu platform needs Linux (memfd_create)")
         return torch.device("cpu")
 
-    def heap(self, rank, n_ranks, nbytes):
+    def heap(self, rank, n_ranks, nbytes, options):
         return Heap(rank, n_ranks, nbytes)
 
 

@@ -19,6 +19,9 @@ _group = itertools.count()
 class Platform:
     process_group = "nccl"
 
+    def load(self):
+        pass  # nccl is torch's own
+
     def device_count(self):
         return torch.cuda.device_count()
 
@@ -48,7 +51,7 @@ class Platform:
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
 
-    def heap(self, rank, n_ranks, nbytes):
+    def heap(self, rank, n_ranks, nbytes, options):
         return Heap(rank, n_ranks, nbytes)
 
 

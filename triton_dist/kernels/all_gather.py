@@ -22,8 +22,9 @@ import triton.language as tl
 from triton_dist import language as dl
 
 from . import torch_ops
-from .arguments import WORDS
+from .arguments import WORDS, need_words
 from .channels import ChannelContext, end_epoch, next_epoch
+from .operator_context import begin, operands_of, passed_before
 
 
 @triton.jit
@@ -57,8 +58,7 @@ class AllGatherContext(ChannelContext):
     """What `all_gather` needs besides its operands. Made by `create_all_gather_context`."""
 
     def __init__(self, max_elements, dtype, team, programs, block):
-        dtypes = [one for one in vars(torch).values() if isinstance(one, torch.dtype) and one.itemsize in WORDS]
-        super().__init__("all_gather", max_elements, dtype, dtypes, team, programs, block)
+        super().__init__("all_gather", max_elements, dtype, need_words, team, programs, block)
         self.word = WORDS[dtype.itemsize]
         self.staging = self.tensor((2, self.num_ranks, self.slot), self.word)
         self.ready = self.signals(self.programs * self.num_ranks)
@@ -70,7 +70,7 @@ def create_all_gather_context(max_elements, dtype, team=0, programs=None, block=
     Args:
         max_elements: most elements of a rank's shard, 0 or more.
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; of the operands.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         programs: programs in the largest grid; not more than the device runs at a time.
         block: elements that a program moves at a time, a power of two, at least 16.
         All of them are equal on all ranks of the team.
@@ -97,11 +97,14 @@ def all_gather(x, context, out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.all_gather(x, context.number)
-    n, world = x.numel(), context.num_ranks
-    shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    context.check(x, out, shape, n, own=context.rank * n)
+    if not passed_before(context, operands_of(x, out)):
+        begin("all_gather", AllGatherContext, context, x=x, out=out)
+        world = context.num_ranks
+        shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        context.check(x, out, shape, x.numel(), own=context.rank * x.numel())
+    n = x.numel()
     if n:
         words = x.view(context.word), out.view(context.word)
         arguments = (*words, context.staging, context.ready, context.epochs, n, context.slot, context.table)

@@ -41,12 +41,15 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
+from triton_dist import shmem
 
 from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
-from .channels import ChannelContext, end_epoch, need, next_epoch, round_up
-from .reduce_scatter import DTYPES, OPS, accumulator, combine, fold, reduce_message, reduce_slots, widen
+from .arguments import need
+from .channels import ChannelContext, end_epoch, next_epoch, round_up
+from .operator_context import begin, operands_of, passed_before
+from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
 
 METHODS = ("mesh", "two_shot", "ring", "flagged", "pipelined")
 FLAGGED_BYTES = 512 << 10  # that a rank sends, up to which `flagged` is the fastest on NVLink
@@ -224,26 +227,26 @@ class AllReduceContext(ChannelContext):
 
     def __init__(self, max_elements, dtype, method, team, programs, block):
         known = method is None or method in METHODS
-        need("create_all_reduce_context", known, f"method is {method!r}: give one of {', '.join(METHODS)}")
+        problem = None if known else f"method is {method!r}: give one of {', '.join(METHODS)}"
+        if method == "flagged" and isinstance(dtype, torch.dtype) and dtype.itemsize not in (2, 4):
+            problem = f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}"
+        super().__init__("all_reduce", max_elements, dtype, need_number, team, programs, block, f"{method!r}, ", problem)
+        max_elements = self.max_elements
         if method is None:
             tuned = programs is not None or block is not None
             method = "mesh" if tuned or triton_dist.backend != "nvidia" else "by size"
-        super().__init__("all_reduce", max_elements, dtype, DTYPES, team, programs, block, f"{method!r}, ")
         self.method, self.flagged, self.pipelined = method, None, None
-        need(
-            "create_all_reduce_context", method != "flagged" or dtype.itemsize in (2, 4),
-            f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}",
-        )  # fmt: skip
         world = self.num_ranks
         if method == "flagged":
-            self.flagged = AllReduceFlagged(max_elements, dtype, team, block)
+            self.flagged = AllReduceFlagged(self, max_elements, block)
         elif method == "pipelined":
-            self.pipelined = AllReducePipelined(max_elements, dtype, team, programs, block)
+            self.pipelined = AllReducePipelined(self, max_elements, programs, block)
         elif method == "by size":
-            if dtype.itemsize in (2, 4) and world > 1:
-                self.flagged = AllReduceFlagged(min(max_elements, self.flagged_elements()), dtype, team)
-            if world <= PIPELINED_RANKS:
-                self.pipelined = AllReducePipelined(max_elements, dtype, team)
+            if dtype.itemsize in (2, 4):
+                self.flagged = AllReduceFlagged(self, min(max_elements, self.flagged_elements()))
+            # chosen by the largest team, so that all ranks allocate alike
+            if max(shmem.gather("create_all_reduce_context: ranks", world)) <= PIPELINED_RANKS:
+                self.pipelined = AllReducePipelined(self, max_elements)
             else:
                 self.method = "two_shot"
         if self.method == "mesh":
@@ -258,13 +261,7 @@ class AllReduceContext(ChannelContext):
             self.buffers.append(self.signals(self.programs * 2 * (world - 1)))
 
     def flagged_elements(self):
-        return FLAGGED_BYTES // (self.num_ranks - 1) // self.dtype.itemsize
-
-    def free(self):
-        super().free()
-        for part in (self.flagged, self.pipelined):
-            if part:
-                part.free()
+        return FLAGGED_BYTES // max(self.num_ranks - 1, 1) // self.dtype.itemsize
 
     def special(self, n):
         """The method for a message of n elements that is no kernel of this file, or None. The same on all ranks."""
@@ -308,12 +305,13 @@ def all_reduce(x, context, op="sum", out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.all_reduce(x, context.number, op)
-    if op not in OPS:
-        need("all_reduce", False, f"op is {op!r}: give one of {', '.join(OPS)}")
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if op not in OPS or not passed_before(context, operands_of(x, out)):
+        begin("all_reduce", AllReduceContext, context, x=x, out=out)
+        need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
+        if out is None:
+            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        context.check(x, out, x.shape, x.numel(), op=op)
     n, world = x.numel(), context.num_ranks
-    context.check(x, out, x.shape, n)
     if n == 0:
         return out
     if world == 1:

@@ -86,18 +86,16 @@ def flagged_kernel(
 class AllReduceFlagged:
     """Buffers of a context. Symmetric memory: 4 * num_ranks * max_elements elements."""
 
-    def __init__(self, max_elements, dtype, team, block=None):
-        self.world, self.table, self.itemsize = shmem.team_n_pes(team), shmem.context(team), dtype.itemsize
-        self.slot = max(triton.cdiv(max_elements * dtype.itemsize, WORD_BYTES), 1)
-        self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), torch.int64)
+    def __init__(self, owner, max_elements, block=None):
+        """`owner`: the OperatorContext that the memory belongs to."""
+        self.world, self.table, self.itemsize = owner.num_ranks, owner.table, owner.dtype.itemsize
+        self.slot = max(triton.cdiv(max_elements * self.itemsize, WORD_BYTES), 1)
+        self.staging = owner.tensor((2, self.world, self.slot), torch.int64)
         self.staging.zero_()
         self.launch = Launcher(flagged_kernel)
         self.words, self.block = self.staging.view(torch.uint64), block or BLOCK
-        self.epochs = torch.zeros(triton.cdiv(self.slot, self.block), dtype=torch.int32, device=self.staging.device)
-        shmem.barrier_all(team)
-
-    def free(self):
-        shmem.aclshmem_free_tensor(self.staging)
+        self.epochs = owner.local(triton.cdiv(self.slot, self.block))
+        shmem.barrier_all()
 
     def takes(self, n):
         """Whether n elements are whole words."""

@@ -11,13 +11,11 @@ every peer had put something of e + 1, after its own call e had ended and with i
 reducer also waits until this rank's putter has read `x`.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from .arguments import device_programs
 from .channels import ALIGN, round_up
@@ -97,22 +95,19 @@ def pipelined_kernel(
 class AllReducePipelined:
     """Buffers of a context. Symmetric memory: 2 * num_ranks * max_elements elements, a signal for each pair and rank."""
 
-    def __init__(self, max_elements, dtype, team, programs=None, block=None):
+    def __init__(self, owner, max_elements, programs=None, block=None):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.launch = Launcher(pipelined_kernel)
-        self.world, self.table = shmem.team_n_pes(team), shmem.context(team)
+        self.world, self.table = owner.num_ranks, owner.table
         self.slot = max(round_up(max_elements), ALIGN)
-        self.block = block or (256 if triton_dist.backend == "cpu" else BLOCK_BYTES // dtype.itemsize)
+        self.block = block or (256 if triton_dist.backend == "cpu" else BLOCK_BYTES // owner.dtype.itemsize)
         pairs = max((programs or device_programs()) // 2, 1)
         if programs is None and pairs > 1:  # so that the blocks of messages of usual sizes are dealt out evenly
             pairs = 1 << pairs.bit_length() - 1
         self.pairs = min(pairs, triton.cdiv(self.slot, self.block))
-        self.staging = shmem.aclshmem_create_tensor((2, self.world, self.slot), dtype)
-        self.ready = shmem.create_signals(self.pairs * self.world)
-        self.state = torch.zeros(2 * self.pairs, 2, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        for tensor in (self.staging, self.ready):
-            shmem.aclshmem_free_tensor(tensor)
+        self.staging = owner.tensor((2, self.world, self.slot), owner.dtype)
+        self.ready = owner.signals(self.pairs * self.world)
+        self.state = owner.local(2 * self.pairs, 2)
 
     def __call__(self, x, out, op):
         constants = dict(OP=op, WORLD=self.world, BLOCK=self.block, PARTS=PARTS, IN_PLACE=x.data_ptr() == out.data_ptr())

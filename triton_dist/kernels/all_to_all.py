@@ -36,7 +36,19 @@ from triton_dist import language as dl
 from triton_dist import shmem
 from triton_dist.language.copy import copy
 
-from .arguments import WORDS, as_words, checked_config, device_programs, need, need_words
+from .arguments import (
+    LAUNCH_OPTIONS,
+    WORDS,
+    as_words,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_int,
+    need_operand,
+    need_words,
+)
+from .operator_context import OperatorContext, agreement, begin
 
 COUNT_LANES = 16  # a rank's counts fill whole lines of 64 bytes
 BAD_COUNTS, CROWDED, UNEQUAL = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # status[1]
@@ -176,28 +188,20 @@ def default_config(dtype):
     return dict(BLOCK=nbytes // dtype.itemsize), device_programs()
 
 
-class AllToAllContext:
+class AllToAllContext(OperatorContext):
     """What the operators need besides their operands. Made by `create_all_to_all_context`."""
 
     def __init__(self, max_rows, row_shape, dtype, team, config, programs):
-        self.max_rows, self.row_shape, self.dtype, self.team = max_rows, row_shape, dtype, team
+        super().__init__("all_to_all", team)
+        self.max_rows, self.row_shape, self.dtype = max_rows, row_shape, dtype
         self.config, self.programs = config, programs
         self.row = math.prod(row_shape)
-        self.num_ranks = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
         self.lanes = max(COUNT_LANES, triton.next_power_of_2(self.num_ranks))
-        self.staging = shmem.aclshmem_create_tensor((2, max_rows, self.row), WORDS[dtype.itemsize])
-        self.counts = shmem.aclshmem_create_tensor((2, self.num_ranks, self.lanes), torch.int32)
-        self.counted = shmem.create_signals(self.num_ranks)
-        self.ready = shmem.create_signals(2 * self.num_ranks)
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.staging.device)
-        self.status = torch.zeros(4, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.counts, self.counted, self.ready):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+        self.staging = self.tensor((2, max_rows, self.row), WORDS[dtype.itemsize])
+        self.counts = self.tensor((2, self.num_ranks, self.lanes), torch.int32)
+        self.counted = self.signals(self.num_ranks)
+        self.ready = self.signals(2 * self.num_ranks)
+        self.epochs, self.status = self.local(programs), self.local(4)
 
     def verify(self):
         """Raises ValueError if the rows of a call since the last `verify` did not fit (see the operators): on all ranks of
@@ -217,39 +221,38 @@ class AllToAllContext:
     def check(self, call, x, out, out_rows, **counts):
         """Raises ValueError, naming rank and values, unless the operands fit."""
 
-        def need(fits, text):
-            if not fits:
-                raise ValueError(f"rank {shmem.my_pe()}: {call}: {text}")
+        def fit(fits, text):
+            need(call, fits, text)
 
-        need(self.staging is not None, "the context was freed")
         for name, tensor in (("x", x), ("out", out)):
             shape = list(tensor.shape)
-            need(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            need(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
-            need(
+            need_operand(call, name, tensor, self.dtype, self.device)
+            fit(
                 tensor.dim() > 0 and tuple(tensor.shape[1:]) == self.row_shape,
                 f"{name} is {shape}, the context was made for rows of {list(self.row_shape)}",
             )
-            need(tensor.is_contiguous(), f"{name} has strides {tensor.stride()}; rows are put as they lie: make it contiguous")
-        need((x.shape[0] + 1) * self.num_ranks < 2**31, f"x has {x.shape[0]} rows, too many to count in int32")
+            fit(tensor.is_contiguous(), f"{name} has strides {tensor.stride()}; rows are put as they lie: make it contiguous")
+        fit((x.shape[0] + 1) * self.num_ranks < 2**31, f"x has {x.shape[0]} rows, too many to count in int32")
         if counts:
-            need(out.shape[0] >= out_rows, f"out has {out.shape[0]} rows, it must have {out_rows} or more")
+            fit(out.shape[0] >= out_rows, f"out has {out.shape[0]} rows, it must have {out_rows} or more")
         else:
-            need(x.shape[0] % self.num_ranks == 0, f"x has {x.shape[0]} rows, no multiple of {self.num_ranks} ranks")
+            fit(x.shape[0] % self.num_ranks == 0, f"x has {x.shape[0]} rows, no multiple of {self.num_ranks} ranks")
             slot = self.max_rows // self.num_ranks
-            need(
+            fit(
                 x.shape[0] <= slot * self.num_ranks,
                 f"x has {x.shape[0]} rows, the context's max_rows is {self.max_rows}: {slot} for each of {self.num_ranks}",
             )
-            need(out.shape[0] == out_rows, f"out has {out.shape[0]} rows, it must have {out_rows}")
+            fit(out.shape[0] == out_rows, f"out has {out.shape[0]} rows, it must have {out_rows}")
         for name, tensor in counts.items():
             kinds = (torch.int32, torch.int64) if name == "send_counts" else (torch.int32,)
             wanted = " or ".join(map(str, kinds))
-            need(
+            fit(
                 tuple(tensor.shape) == (self.num_ranks,) and tensor.dtype in kinds and tensor.is_contiguous(),
                 f"{name} is {tensor.dtype} {list(tensor.shape)}, it must be {wanted} [{self.num_ranks}], contiguous",
             )
-            need(tensor.device == self.epochs.device, f"{name} is on {tensor.device}, not on {self.epochs.device}")
+            fit(tensor.device == self.device, f"{name} is on {tensor.device}, not on {self.device}")
+        need_apart(call, out, dict(x=x))
+        self.agree(call, "")
 
 
 def create_all_to_all_context(max_rows, row_shape, dtype, team=0, config=None, programs=None):
@@ -259,7 +262,7 @@ def create_all_to_all_context(max_rows, row_shape, dtype, team=0, config=None, p
         max_rows: the most rows that one rank receives in a call from all ranks together, its own included; 0 or more.
         row_shape: shape of a row: an int or a tuple of ints of 0 or more, `()` for scalars.
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; elements are moved, never computed with.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid; not more than the device runs at a time.
 
@@ -268,14 +271,15 @@ def create_all_to_all_context(max_rows, row_shape, dtype, team=0, config=None, p
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    shape = tuple(row_shape) if isinstance(row_shape, (tuple, list)) else (row_shape,)
     name = "create_all_to_all_context"
-    need_words(name, dtype)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (max_rows, *shape))
-    need(name, sizes, f"max_rows is {max_rows!r} and row_shape is {row_shape!r}: give integers of 0 or more")
-    need(name, max_rows < 2**31, f"max_rows is {max_rows}: give less than 2**31")
-    config, programs = checked_config(name, default_config(dtype), config, programs)
-    shmem.check_alike(f"{name}(max_rows={max_rows}, row_shape={shape}, {dtype}, config={config}, programs={programs})", team)
+    with agreement(name, team) as agreed:
+        need_words(name, dtype)
+        shape = tuple(row_shape) if isinstance(row_shape, (tuple, list)) else (row_shape,)
+        shape = tuple(need_int(name, "an extent of row_shape", n) for n in shape)
+        max_rows = need_int(name, "max_rows", max_rows)
+        need(name, max_rows < 2**31, f"max_rows is {max_rows}: give less than 2**31")
+        config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS)
+        agreed.on = f"max_rows={max_rows}, row_shape={shape}, {dtype}, config={config}, programs={programs}"
     return AllToAllContext(max_rows, shape, dtype, team, config, programs)
 
 
@@ -295,6 +299,7 @@ def all_to_all(x, context, out=None):
     Errors: ValueError before anything is launched when an operand does not fit the context. When R differs between ranks
     the pieces of other sizes are not written and `context.verify()` raises on all ranks.
     """
+    begin("all_to_all", AllToAllContext, context, x=x, out=out)
     if out is None:
         out = torch.empty_like(x)
     context.check("all_to_all", x, out, x.shape[0] if x.dim() else 0)
@@ -323,6 +328,7 @@ def all_to_all_v(x, send_counts, context, out=None, received=None):
     row moves in that call on any rank and received is all zeros; `context.verify()` raises on all ranks. Later calls work.
     Ordering, capture and errors: as `all_to_all`; nothing is allocated with both out and received given.
     """
+    begin("all_to_all_v", AllToAllContext, context, x=x, send_counts=send_counts, out=out, received=received)
     if out is None:
         out = torch.empty(context.max_rows, *context.row_shape, dtype=x.dtype, device=x.device)
     if received is None:

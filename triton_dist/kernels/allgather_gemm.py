@@ -26,13 +26,26 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from . import torch_ops
 from .all_gather import all_gather, create_all_gather_context
 from .allgather_gemm_streams import AllGatherGemmStreams
-from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype, without_gradients
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    checked_method,
+    chosen_method,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_int,
+    need_operand,
+    without_gradients,
+)
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
 
 METHODS = ("kernel", "streams", "sequence")
 SEQUENCE_BYTES = 1 << 20  # a shard up to which an all-gather by a kernel beats a copy engine's
@@ -136,13 +149,9 @@ def default_config(dtype):
 class AllGatherGemmSequence:
     """The method `sequence`: all_gather into a buffer of this rank, then torch's product of all rows."""
 
-    def __init__(self, M, K, dtype, team):
-        self.context = create_all_gather_context(M * K, dtype, team)
-        shape = (self.context.num_ranks * M, K)
-        self.gathered = torch.empty(shape, dtype=dtype, device=shmem.device())
-
-    def free(self):
-        self.context.free()
+    def __init__(self, owner, M, K, dtype):
+        self.context = create_all_gather_context(M * K, dtype, owner.team)
+        self.gathered = torch.empty(owner.num_ranks * M, K, dtype=dtype, device=owner.device)
 
     def __call__(self, a, b, out):
         all_gather(a, self.context, self.gathered)
@@ -152,18 +161,12 @@ class AllGatherGemmSequence:
 class AllGatherGemmKernel:
     """The method `kernel`."""
 
-    def __init__(self, M, K, dtype, team, config, programs):
-        self.M, self.K, self.config, self.programs = M, K, config, programs
-        world = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        self.staging = shmem.aclshmem_create_tensor((config["NUM_BUFFERS"], world, config["CHUNK_M"], K), dtype)
-        self.ready = shmem.create_signals(world * programs)
-        self.done = shmem.create_signals(world * programs)
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        for tensor in (self.staging, self.ready, self.done):
-            shmem.aclshmem_free_tensor(tensor)
+    def __init__(self, owner, M, K, dtype, config, programs):
+        self.M, self.K, self.config, self.programs, self.table = M, K, config, programs, owner.table
+        self.staging = owner.tensor((config["NUM_BUFFERS"], owner.num_ranks, config["CHUNK_M"], K), dtype)
+        self.ready = owner.signals(owner.num_ranks * programs)
+        self.done = owner.signals(owner.num_ranks * programs)
+        self.epochs = owner.local(programs)
 
     def __call__(self, a, b, out):
         allgather_gemm_kernel[(self.programs,)](
@@ -173,44 +176,38 @@ class AllGatherGemmKernel:
         )  # fmt: skip
 
 
-class AllGatherGemmContext:
+class AllGatherGemmContext(OperatorContext):
     """What `allgather_gemm` needs besides its operands. Made by `create_allgather_gemm_context`."""
 
     def __init__(self, M, K, dtype, team, config, programs, method):
-        self.M, self.K, self.dtype, self.team, self.method = M, K, dtype, team, method
-        self.num_ranks, self.device, self.fitting = shmem.team_n_pes(team), shmem.device(), None
+        super().__init__("allgather_gemm", team)
+        self.M, self.K, self.dtype, self.method = M, K, dtype, method
         if method == "kernel":
-            self.run = AllGatherGemmKernel(M, K, dtype, team, config, programs)
+            self.run = AllGatherGemmKernel(self, M, K, dtype, config, programs)
         else:
-            self.run = (AllGatherGemmStreams if method == "streams" else AllGatherGemmSequence)(M, K, dtype, team)
+            self.run = (AllGatherGemmStreams if method == "streams" else AllGatherGemmSequence)(self, M, K, dtype)
 
     def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        self.run.free()
-        self.run = None
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
 
-        facts = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
-        facts += out.shape, out.stride(), out.dtype, out.device
-        if self.run is not None and facts == self.fitting:
-            return
-
         def fit(fits, text):
             need("allgather_gemm", fits, text)
 
-        fit(self.run is not None, "the context was freed")
         fit(tuple(a.shape) == (self.M, self.K), f"a is {list(a.shape)}, the context was made for [{self.M}, {self.K}]")
         fit(b.dim() == 2 and b.shape[0] == self.K, f"b is {list(b.shape)}, it must be [{self.K}, N]")
         rows = self.M * self.num_ranks
         fit(tuple(out.shape) == (rows, b.shape[1]), f"out is {list(out.shape)}, it must be [{rows}, {b.shape[1]}]")
         for name, tensor in (("a", a), ("b", b), ("out", out)):
-            fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
-            fit(tensor.device == self.device, f"{name} is on {tensor.device}, not on {self.device}")
+            need_operand("allgather_gemm", name, tensor, self.dtype, self.device)
         fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
         fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
-        self.fitting = facts  # what fitted in the last call fits again: a call's host time counts for small products
+        need_apart("allgather_gemm", out, dict(a=a, b=b))
+        self.agree("allgather_gemm", "", a, b, out)
 
 
 def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None, method=None):
@@ -220,7 +217,7 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         M: rows of each rank's shard, 0 or more, equal on all ranks of the team.
         K: columns of the shards, 0 or more, equal on all ranks.
         dtype: torch.float16, bfloat16 or float32.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
@@ -235,16 +232,17 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     alike, before anybody communicates.
     """
     name = "create_allgather_gemm_context"
-    need_dtype(name, dtype, FLOATS)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (M, K))
-    need(name, sizes, f"M is {M!r} and K is {K!r}: give integers of 0 or more")
-    suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
-    method = chosen_method(name, method, METHODS, suited, config, programs)
-    least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
-    config, programs = checked_config(name, default_config(dtype), config, programs, ("num_warps", "num_stages"), least)
-    shmem.check_alike(
-        f"{name}(M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r})", team
-    )
+    with agreement(name, team) as agreed:
+        need_dtype(name, dtype, FLOATS)
+        M, K = need_int(name, "M", M), need_int(name, "K", K)
+        checked_method(name, method, METHODS, config, programs)
+        given = config, programs
+        least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
+        config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS, least)
+        agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r}"
+    if method is None:
+        suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
+        method = chosen_method(name, METHODS, suited, *given)
     return torch_ops.register(AllGatherGemmContext(M, K, dtype, team, config, programs, method))
 
 
@@ -255,7 +253,7 @@ def allgather_gemm(a, b, context, out=None):
         a: [M, K], this rank's shard, contiguous; M, K, dtype and device as the context's. Any memory.
         b: [K, N] with any strides; N may differ between ranks.
         context: of `create_allgather_gemm_context`.
-        out: [M * num_ranks, N] with contiguous rows, written; None: a new tensor.
+        out: [M * num_ranks, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
     Returns: out. fp32 accumulation, one rounding; the same bits every time. (streams and sequence multiply as torch.mm does,
     under torch's settings for reduced precision.)
@@ -266,8 +264,11 @@ def allgather_gemm(a, b, context, out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.allgather_gemm(a, b, context.number)
-    if out is None:
-        out = torch.empty(a.shape[0] * context.num_ranks, b.shape[-1], dtype=a.dtype, device=a.device)
-    context.check(a, b, out)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("allgather_gemm", AllGatherGemmContext, context, a=a, b=b, out=out)
+        if out is None:
+            columns = b.shape[-1] if b.dim() else 1
+            out = torch.empty(context.M * context.num_ranks, columns, dtype=context.dtype, device=context.device)
+        context.check(a, b, out)
     context.run(*without_gradients(a, b), out)
     return out

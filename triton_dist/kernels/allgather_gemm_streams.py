@@ -20,19 +20,17 @@ from .stream_costs import parts_of, product_us, push_us, row_parts
 class AllGatherGemmStreams:
     """Buffers and streams of a context for shards [M, K] of `dtype`. Symmetric memory: num_ranks * M * K elements."""
 
-    def __init__(self, M, K, dtype, team):
+    def __init__(self, owner, M, K, dtype):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.M, self.K, self.dtype = M, K, dtype
-        self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
-        self.gathered = shmem.aclshmem_create_tensor((self.num_ranks, M, K), dtype)
+        self.num_ranks, self.rank = owner.num_ranks, owner.rank
+        self.gathered = owner.tensor((self.num_ranks, M, K), dtype)
         self.parts = row_parts(M, parts_of(M * K * dtype.itemsize))
-        self.handoffs = shmem.Handoffs(len(self.parts), team)
+        words = self.num_ranks * (len(self.parts) + 1)
+        self.handoffs = shmem.Handoffs(len(self.parts), owner.team, owner.signals(words))
         self.push, self.arrivals = shmem.Stream(urgent=True), shmem.Stream()
-        peers = [shmem.peer_tensor(self.gathered, peer, team) for peer in range(self.num_ranks)]
+        peers = [shmem.peer_tensor(self.gathered, peer, owner.team) for peer in range(self.num_ranks)]
         self.there = [[peer[self.rank, first:last] for first, last in self.parts] for peer in peers]
-
-    def free(self):
-        shmem.aclshmem_free_tensor(self.gathered)
-        self.handoffs.free()
 
     def __call__(self, a, b, out):
         others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]

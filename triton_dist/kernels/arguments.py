@@ -1,12 +1,16 @@
 """What the operators' contexts check of their arguments, and what they choose when the user leaves a choice open."""
 
+import numpy as np
 import torch
 
 import triton_dist
 from triton_dist import shmem
+from triton_dist.shmem.world import as_int
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 KERNEL_METHODS = ("kernel", "one_shot", "two_shot")  # portable kernels of this library, which can be tuned
+
+LAUNCH_OPTIONS = ("num_warps", "num_stages")  # of triton, that a config may have besides constexprs
 
 # Operators that only move data move words, so any dtype of these sizes does, every bit pattern survives, and no target
 # needs to know fp8. itemsize -> what is moved
@@ -24,6 +28,13 @@ def need(call, fits, text):
         raise ValueError(f"rank {shmem.my_pe()}: {call}: {text}")
 
 
+def need_int(call, name, value, least=0):
+    """`value` as an int; ValueError, naming rank and values, unless it is one of `least` or more."""
+    whole = as_int(value)
+    need(call, whole is not None and whole >= least, f"{name} is {value!r}: give an integer of {least} or more")
+    return whole
+
+
 def need_dtype(call, dtype, dtypes):
     need(call, dtype in dtypes, f"dtype is {dtype}: give one of {', '.join(map(str, dtypes))}")
 
@@ -37,6 +48,50 @@ def need_words(call, dtype):
     """For operators that move elements and never compute with them."""
     fits = isinstance(dtype, torch.dtype) and dtype.itemsize in WORDS
     need(call, fits, f"dtype is {dtype}: give a torch dtype of 1, 2, 4 or 8 bytes")
+
+
+def need_operand(call, name, tensor, dtype, device):
+    """`tensor` has the context's dtype and lies on its device."""
+    need(call, tensor.dtype == dtype, f"{name} is {tensor.dtype}, the context was made for {dtype}")
+    need(call, tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+
+
+def _span(tensor):
+    """First byte and end of the memory that a tensor's elements lie in."""
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+class _Addresses:
+    """A tensor for numpy, which compares addresses and reads nothing: the memory may be a device's."""
+
+    def __init__(self, tensor):
+        size = tensor.element_size()
+        self.__array_interface__ = dict(
+            version=3, data=(tensor.data_ptr(), False), shape=tuple(tensor.shape), typestr=f"|V{size}",
+            strides=tuple(stride * size for stride in tensor.stride()),
+        )  # fmt: skip
+
+
+def overlap(one, other):
+    """Whether two tensors are known to share a byte (numpy's search, which may give up on intricate strides)."""
+    if not one.numel() or not other.numel():
+        return False
+    (first, end), (other_first, other_end) = _span(one), _span(other)
+    if end <= other_first or other_end <= first:
+        return False
+    try:
+        return np.shares_memory(np.asarray(_Addresses(one)), np.asarray(_Addresses(other)), max_work=10_000)
+    except np.exceptions.TooHardError:
+        return False
+
+
+def need_apart(call, out, inputs, name="out"):
+    """`out` shares no memory with the inputs (a dict by name), nor with itself."""
+    folded = any(extent > 1 and stride == 0 for extent, stride in zip(out.shape, out.stride()))
+    need(call, not folded, f"{name} has strides {out.stride()}: several of its elements are one place in memory")
+    for other, tensor in inputs.items():
+        need(call, not overlap(out, tensor), f"{name} and {other} overlap: give {name} memory of its own")
 
 
 def device_programs():
@@ -64,27 +119,27 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
     unknown = set(config or {}) - known
     need(call, not unknown, f"config has {sorted(unknown)}; known are {sorted(known)}")
     config, programs = {**entries, **(config or {})}, default_programs if programs is None else programs
+    settled = {}
     for name, value in {**config, "programs": programs}.items():
-        low = (least or {}).get(name, 1)
-        whole = isinstance(value, int) and value >= low
-        need(call, whole, f"{name} is {value!r}: give an integer of {low} or more")
-        power = "BLOCK" not in name or value & (value - 1) == 0
+        settled[name] = whole = need_int(call, name, value, (least or {}).get(name, 1))
+        power = not ("BLOCK" in name or name == "num_warps") or whole & (whole - 1) == 0
         need(call, power, f"{name} is {value}: give a power of two")
-    return config, programs
+    programs = settled.pop("programs")
+    return settled, programs
 
 
-def chosen_method(call, method, methods, suited, config, programs):
-    """The method of a fused GEMM: the user's, checked, or the one that suits platform and size.
-
-    Args:
-        methods: those that the operator has; the ones of `KERNEL_METHODS` take a config and programs.
-        suited: the one for nvidia.
-        config, programs: the user's.
-    """
-    tuned = config is not None or programs is not None
-    if method is None:
-        return suited if triton_dist.backend == "nvidia" and not tuned else methods[0]
-    need(call, method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
-    fits = method in KERNEL_METHODS or not tuned
+def checked_method(call, method, methods, config, programs):
+    """ValueError unless `method` is None or one of `methods`, and takes the user's config and programs, if any."""
+    need(call, method is None or method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
+    fits = method is None or method in KERNEL_METHODS or (config is None and programs is None)
     need(call, fits, f"config and programs are for the methods {', '.join(KERNEL_METHODS)}; the method {method} takes neither")
-    return method
+
+
+def chosen_method(call, methods, suited, config, programs):
+    """The method where the user left it open: the one that suits the size on nvidia, unless config or programs is given or the
+    teams of the heap would choose differently (they allocate alike); else the portable kernel. Collective over all ranks of
+    the heap on nvidia."""
+    if triton_dist.backend != "nvidia":
+        return methods[0]
+    suited = methods[0] if config is not None or programs is not None else suited
+    return suited if len(set(shmem.gather(f"{call}: method", suited))) == 1 else methods[0]

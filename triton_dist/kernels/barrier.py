@@ -13,7 +13,8 @@ import torch.distributed as dist
 import triton
 
 from triton_dist import language as dl
-from triton_dist import shmem
+
+from .operator_context import OperatorContext, agreement, begin
 
 
 @triton.jit
@@ -26,33 +27,25 @@ def reference(group=None):
     dist.barrier(group)
 
 
-class BarrierContext:
+class BarrierContext(OperatorContext):
     """What `barrier` needs. Made by `create_barrier_context`."""
 
     def __init__(self, team):
-        self.team = team
-        self.num_ranks = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        self.signals = shmem.create_signals(self.num_ranks + 1)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        signals, self.signals = self.signals, None
-        if signals is None:
-            raise ValueError(f"rank {shmem.my_pe()}: barrier: the context was freed")
-        shmem.aclshmem_free_tensor(signals)
+        super().__init__("barrier", team)
+        self.signal = self.signals(self.num_ranks + 1)
 
 
 def create_barrier_context(team=0):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
 
     Symmetric memory: num_ranks + 1 signals.
     Errors: CollectiveMismatchError on all ranks alike when they differ.
     """
-    shmem.check_alike("create_barrier_context()", team)
+    with agreement("create_barrier_context", team):
+        pass
     return BarrierContext(team)
 
 
@@ -68,6 +61,6 @@ def barrier(context):
     waits too. A context serves 2**31 - 1 calls.
     Errors: ValueError when the context was freed.
     """
-    if context.signals is None:
-        raise ValueError(f"rank {shmem.my_pe()}: barrier: the context was freed")
-    barrier_kernel[(1,)](context.signals, context.table)
+    begin("barrier", BarrierContext, context)
+    context.agree("barrier", "")
+    barrier_kernel[(1,)](context.signal, context.table)

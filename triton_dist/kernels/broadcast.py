@@ -28,8 +28,9 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .arguments import WORDS, need
+from .arguments import WORDS, need, need_int, need_words
 from .channels import ChannelContext, end_epoch, next_epoch
+from .operator_context import begin
 
 
 @triton.jit
@@ -63,8 +64,7 @@ class BroadcastContext(ChannelContext):
     """What `broadcast` needs besides its operands. Made by `create_broadcast_context`."""
 
     def __init__(self, max_elements, dtype, team, programs, block):
-        dtypes = [one for one in vars(torch).values() if isinstance(one, torch.dtype) and one.itemsize in WORDS]
-        super().__init__("broadcast", max_elements, dtype, dtypes, team, programs, block)
+        super().__init__("broadcast", max_elements, dtype, need_words, team, programs, block)
         self.word = WORDS[dtype.itemsize]
         self.staging = self.tensor((2, self.slot), self.word)
         self.ready = self.signals(self.programs * self.num_ranks)
@@ -97,12 +97,13 @@ def broadcast(x, root, context, out=None):
     Order, capture and calls of 0 elements: as `all_gather`. It is no barrier: the root may return before others begin.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    begin("broadcast", BroadcastContext, context, x=x, out=out)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    fits = isinstance(root, int) and 0 <= root < context.num_ranks
-    need("broadcast", fits, f"root is {root!r}: give a rank of the team, 0 to {context.num_ranks - 1}")
+    root = need_int("broadcast", "root", root)
+    need("broadcast", root < context.num_ranks, f"root is {root}: give a rank of the team, 0 to {context.num_ranks - 1}")
     n = x.numel()
-    context.check(x, out, x.shape, n)
+    context.check(x, out, x.shape, n, root=root)
     if n:
         broadcast_kernel[context.grid(n)](
             x.view(context.word), out.view(context.word), context.staging, context.ready, context.done, context.epochs,

@@ -25,7 +25,6 @@ sends (W - 1) / W of M * N fp32 values and as many results: the least traffic. W
 of a rank ends a call when it has seen all results of p's tiles, and an owner sends one after it has read the partial tiles
 behind it, so in the next call the staging slots are free. An owner sends a result of the next call after it has seen that
 call's partial tile of every peer, whose program p has thus ended this call and read the gathered buffer.
-
 Three more methods let partial sums travel in the operands' dtype, as torch.distributed's do: `tma`, a kernel for NVIDIA GPUs
 (gemm_allreduce_tma.py); `streams`, products by torch and copies by copy engines (gemm_allreduce_streams.py); and `sequence`,
 torch's product and then an all_reduce, for results of few bytes.
@@ -40,7 +39,6 @@ import triton
 import triton.language as tl
 
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from . import torch_ops
 from .all_reduce import all_reduce, create_all_reduce_context
@@ -49,6 +47,7 @@ from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, begin, operands_of, passed_before
 
 METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
 SLOTS = tl.constexpr(4)
@@ -170,12 +169,9 @@ def reference(a, b, group=None):
 class GemmAllReduceSequence:
     """The method `sequence`: torch's product, then all_reduce."""
 
-    def __init__(self, M, N, dtype, team):
-        self.context = create_all_reduce_context(M * N, dtype, None, team)
-        self.product, self.result = (torch.empty(M, N, dtype=dtype, device=shmem.device()) for _ in range(2))
-
-    def free(self):
-        self.context.free()
+    def __init__(self, owner, M, N, dtype):
+        self.context = create_all_reduce_context(M * N, dtype, None, owner.team)
+        self.product, self.result = (torch.empty(M, N, dtype=dtype, device=owner.device) for _ in range(2))
 
     def __call__(self, a, b, out):
         torch.mm(a, b, out=self.product)
@@ -188,54 +184,48 @@ class GemmAllReduceSequence:
 class GemmAllReduceKernel:
     """The methods `one_shot` and `two_shot`."""
 
-    def __init__(self, M, N, dtype, team, config, programs, method):
-        self.M, self.N, self.config = M, N, config
-        self.kernel = gemm_allreduce_one_shot_kernel if method == "one_shot" else gemm_allreduce_two_shot_kernel
-        self.num_ranks = world = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-        tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+    def __init__(self, owner, M, N, dtype, config, programs):
+        self.M, self.N, self.config, self.table = M, N, config, owner.table
+        world, tile = owner.num_ranks, (config["BLOCK_M"], config["BLOCK_N"])
+        tiles = triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1])
         self.programs = max(min(programs, tiles), 1)
-        if method == "one_shot":
-            shape = (world, min(self.programs, tiles), SLOTS.value, block_m, block_n)
-            self.symmetric = self._tiles(shape, torch.float32)
+
+        def slots(shape, dtype):
+            """Slots, and the signals that go with them."""
+            return owner.tensor(shape, dtype), owner.signals(world * self.programs)
+
+        if owner.method == "one_shot":
+            self.kernel = gemm_allreduce_one_shot_kernel
+            self.buffers = slots((world, min(self.programs, tiles), SLOTS.value, *tile), torch.float32)
         else:
-            shape = (world, triton.cdiv(tiles, world), block_m, block_n)
-            self.symmetric = (*self._tiles(shape, torch.float32), *self._tiles(shape, dtype))
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=shmem.device())
-
-    def _tiles(self, shape, dtype):
-        """Slots, and the signals that go with them."""
-        return shmem.aclshmem_create_tensor(shape, dtype), shmem.create_signals(self.num_ranks * self.programs)
-
-    def free(self):
-        for tensor in self.symmetric:
-            shmem.aclshmem_free_tensor(tensor)
+            self.kernel, shape = gemm_allreduce_two_shot_kernel, (world, triton.cdiv(tiles, world), *tile)
+            self.buffers = (*slots(shape, torch.float32), *slots(shape, dtype))
+        self.calls = owner.local(self.programs)
 
     def __call__(self, a, b, out):
         self.kernel[(self.programs,)](
-            a, b, out, *self.symmetric, self.calls, self.M, self.N, a.shape[1],
+            a, b, out, *self.buffers, self.calls, self.M, self.N, a.shape[1],
             *a.stride(), *b.stride(), out.stride(0), self.table, **self.config,
             EVEN_K=a.shape[1] % self.config["BLOCK_K"] == 0,
         )  # fmt: skip
 
 
-class GemmAllReduceContext:
+class GemmAllReduceContext(OperatorContext):
     """What `gemm_allreduce` needs besides its operands. Made by `create_gemm_allreduce_context`."""
 
     def __init__(self, M, N, dtype, method, team, config, programs):
-        self.M, self.N, self.dtype, self.method, self.team = M, N, dtype, method, team
-        self.device, self.fitting = shmem.device(), None
+        super().__init__("gemm_allreduce", team)
+        self.M, self.N, self.dtype, self.method = M, N, dtype, method
         if method in ("one_shot", "two_shot"):
-            self.run = GemmAllReduceKernel(M, N, dtype, team, config, programs, method)
+            self.run = GemmAllReduceKernel(self, M, N, dtype, config, programs)
         else:
             made = dict(tma=GemmAllReduceTma, streams=GemmAllReduceStreams, sequence=GemmAllReduceSequence)
-            self.run = made[method](M, N, dtype, team)
+            self.run = made[method](self, M, N, dtype)
 
     def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        self.run.free()
-        self.run = None
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
 
 def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None, programs=None):
@@ -247,7 +237,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
             "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
             given, as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
@@ -258,7 +248,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
     return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 
 
@@ -269,7 +259,7 @@ def gemm_allreduce(a, b, context, out=None):
         a: [M, K], any strides; K may differ between ranks and may be 0. Any memory.
         b: [K, N], any strides. M, N, dtype and device as the context's.
         context: of `create_gemm_allreduce_context`.
-        out: [M, N] with contiguous rows, written; None: a new tensor.
+        out: [M, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
     Returns: out, the same bits on every rank and every time. one_shot and two_shot: fp32 accumulation, partial products
     added in rank order in fp32, one rounding. The others: each peer's product is rounded, and the sum in fp32 (streams and
@@ -281,8 +271,10 @@ def gemm_allreduce(a, b, context, out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.gemm_allreduce(a, b, context.number)
-    if out is None:
-        out = torch.empty(context.M, context.N, dtype=a.dtype, device=a.device)
-    check_operands("gemm_allreduce", context, a, b, out, context.M)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("gemm_allreduce", GemmAllReduceContext, context, a=a, b=b, out=out)
+        if out is None:
+            out = torch.empty(context.M, context.N, dtype=context.dtype, device=context.device)
+        check_operands("gemm_allreduce", context, a, b, out, context.M)
     context.run(*without_gradients(a, b), out)
     return out

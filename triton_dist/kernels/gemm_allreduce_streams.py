@@ -16,17 +16,14 @@ class GemmAllReduceStreams:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: 2 * M * N elements; M * N of this rank's
     own."""
 
-    def __init__(self, M, N, dtype, team):
-        self.scatter = scatter = GemmReduceScatterStreams(M, N, dtype, team)
-        self.gathered = shmem.aclshmem_create_tensor((scatter.num_ranks, scatter.shard, N), dtype)
-        self.handoffs = shmem.Handoffs(len(scatter.parts), team)
+    def __init__(self, owner, M, N, dtype):
+        """`owner`: the OperatorContext that the memory belongs to."""
+        self.scatter = scatter = GemmReduceScatterStreams(owner, M, N, dtype)
+        self.gathered = owner.tensor((scatter.num_ranks, scatter.shard, N), dtype)
+        words = scatter.num_ranks * (len(scatter.parts) + 1)
+        self.handoffs = shmem.Handoffs(len(scatter.parts), owner.team, owner.signals(words))
         self.push, self.copies = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
-        self.there = [shmem.peer_tensor(self.gathered, peer, team)[scatter.rank] for peer in range(scatter.num_ranks)]
-
-    def free(self):
-        shmem.aclshmem_free_tensor(self.gathered)
-        self.handoffs.free()
-        self.scatter.free()
+        self.there = [shmem.peer_tensor(self.gathered, peer, owner.team)[scatter.rank] for peer in range(scatter.num_ranks)]
 
     def __call__(self, a, b, out):
         scatter = self.scatter

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, first_of, send_partials
 from .gemm_tile import store_tile
@@ -82,16 +81,12 @@ class GemmAllReduceTma:
     """Buffers of a context for [M, N] sums of a 16-bit `dtype`, every rank having rows. Symmetric memory: 4 * M * N elements
     (rounded up to tiles) and 2 * num_ranks * programs signals."""
 
-    def __init__(self, M, N, dtype, team, config=None):
+    def __init__(self, owner, M, N, dtype, config=None):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.launch = Launcher(gemm_allreduce_tma_kernel)
-        self.scatter = GemmReduceScatterTma(M, N, dtype, team, config)
-        self.gathered = shmem.aclshmem_create_tensor(tuple(self.scatter.staging.shape), dtype)
-        self.result = shmem.create_signals(self.scatter.ready.shape[0])
-
-    def free(self):
-        for tensor in (self.gathered, self.result):
-            shmem.aclshmem_free_tensor(tensor)
-        self.scatter.free()
+        self.scatter = GemmReduceScatterTma(owner, M, N, dtype, config)
+        self.gathered = owner.tensor(tuple(self.scatter.staging.shape), dtype)
+        self.result = owner.signals(owner.num_ranks * self.scatter.programs)
 
     def __call__(self, a, b, out):
         s = self.scatter

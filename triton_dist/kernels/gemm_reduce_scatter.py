@@ -39,10 +39,24 @@ from triton_dist import language as dl
 from triton_dist import shmem
 
 from . import torch_ops
-from .arguments import FLOATS, checked_config, chosen_method, device_programs, need, need_dtype, without_gradients
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    checked_method,
+    chosen_method,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_int,
+    need_operand,
+    without_gradients,
+)
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import store_tile, tile_product
+from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
 METHODS = ("kernel", "tma", "streams", "sequence")
@@ -143,64 +157,56 @@ def default_config(dtype):
 
 
 def settle(function, M, N, dtype, team, config, programs, method, methods):
-    """(config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
+    """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
     supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
-    need_dtype(function, dtype, FLOATS)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (M, N))
-    need(function, sizes, f"M is {M!r} and N is {N!r}: give integers of 0 or more")
-    world = shmem.team_n_pes(team)
-    tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
-    large = triton.cdiv(M, world) * N * dtype.itemsize >= STREAMS_BYTES
-    suited = "streams" if large else "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
-    method = chosen_method(function, method, methods, suited, config, programs)
-    need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
-    config, programs = checked_config(function, default_config(dtype), config, programs, ("num_warps", "num_stages"))
-    shmem.check_alike(
-        f"{function}(M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r})", team
-    )
-    return config, programs, method
+    with agreement(function, team) as agreed:
+        checked_method(function, method, methods, config, programs)
+        need_dtype(function, dtype, FLOATS)
+        M, N = need_int(function, "M", M), need_int(function, "N", N)
+        world = shmem.team_n_pes(team)
+        tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
+        need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
+        given = config, programs
+        config, programs = checked_config(function, default_config(dtype), config, programs, LAUNCH_OPTIONS)
+        agreed.on = f"M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r}"
+    if method is None:
+        large = triton.cdiv(M, world) * N * dtype.itemsize >= STREAMS_BYTES
+        suited = "streams" if large else "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
+        method = chosen_method(function, methods, suited, *given)
+    return M, N, config, programs, method
 
 
 class GemmReduceScatterSequence:
     """The method `sequence`: torch's product of all rows, then reduce_scatter."""
 
-    def __init__(self, M, N, dtype, team):
-        world, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
-        shard = triton.cdiv(M, world)
-        self.context = create_reduce_scatter_context(shard * N, dtype, team)
-        self.product = torch.zeros(world * shard, N, dtype=dtype, device=shmem.device())  # the last ranks may have fewer rows
+    def __init__(self, owner, M, N, dtype):
+        shard = triton.cdiv(M, owner.num_ranks)
+        self.context = create_reduce_scatter_context(shard * N, dtype, owner.team)
+        rows = owner.num_ranks * shard  # the last ranks may have fewer
+        self.product = torch.zeros(rows, N, dtype=dtype, device=owner.device)
         self.result = self.product.new_empty(shard, N)
-        self.own_rows, self.rows = self.product[:M], max(min(shard, M - rank * shard), 0)
-
-    def free(self):
-        self.context.free()
+        self.own_rows = self.product[:M]
 
     def __call__(self, a, b, out):
         torch.mm(a, b, out=self.own_rows)
         if out.is_contiguous() and out.shape == self.result.shape:
             reduce_scatter(self.product, self.context, "sum", out)
         else:
-            out.copy_(reduce_scatter(self.product, self.context, "sum", self.result)[: self.rows])
+            out.copy_(reduce_scatter(self.product, self.context, "sum", self.result)[: out.shape[0]])
 
 
 class GemmReduceScatterKernel:
     """The method `kernel`."""
 
-    def __init__(self, M, N, dtype, team, config, programs):
-        self.M, self.N, self.config = M, N, config
-        world = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        slots = triton.cdiv(triton.cdiv(M, world), config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
+    def __init__(self, owner, M, N, config, programs):
+        self.M, self.N, self.config, self.table = M, N, config, owner.table
+        world, tile = owner.num_ranks, (config["BLOCK_M"], config["BLOCK_N"])
+        slots = triton.cdiv(triton.cdiv(M, world), tile[0]) * triton.cdiv(N, tile[1])
         self.programs = max(min(programs, world * slots), 1)
-        tile = (config["BLOCK_M"], config["BLOCK_N"])
-        self.staging = shmem.aclshmem_create_tensor((world, slots, *tile), torch.float32)
-        self.ready = shmem.create_signals(world * self.programs)
-        self.done = shmem.create_signals(world * self.programs)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        for tensor in (self.staging, self.ready, self.done):
-            shmem.aclshmem_free_tensor(tensor)
+        self.staging = owner.tensor((world, slots, *tile), torch.float32)
+        self.ready = owner.signals(world * self.programs)
+        self.done = owner.signals(world * self.programs)
+        self.calls = owner.local(self.programs)
 
     def __call__(self, a, b, out):
         gemm_reduce_scatter_kernel[(self.programs,)](
@@ -210,25 +216,24 @@ class GemmReduceScatterKernel:
         )  # fmt: skip
 
 
-class GemmReduceScatterContext:
+class GemmReduceScatterContext(OperatorContext):
     """What `gemm_reduce_scatter` needs besides its operands. Made by `create_gemm_reduce_scatter_context`."""
 
     def __init__(self, M, N, dtype, team, config, programs, method):
-        self.M, self.N, self.dtype, self.team, self.method = M, N, dtype, team, method
-        self.num_ranks, rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        super().__init__("gemm_reduce_scatter", team)
+        self.M, self.N, self.dtype, self.method = M, N, dtype, method
         shard = triton.cdiv(M, self.num_ranks)
-        self.rows = max(min(shard, M - rank * shard), 0)  # of this rank's result
-        self.device, self.fitting = shmem.device(), None
+        self.rows = max(min(shard, M - self.rank * shard), 0)  # of this rank's result
         if method == "kernel":
-            self.run = GemmReduceScatterKernel(M, N, dtype, team, config, programs)
+            self.run = GemmReduceScatterKernel(self, M, N, config, programs)
         else:
             made = dict(tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, sequence=GemmReduceScatterSequence)
-            self.run = made[method](M, N, dtype, team)
+            self.run = made[method](self, M, N, dtype)
 
     def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        self.run.free()
-        self.run = None
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -237,24 +242,19 @@ class GemmReduceScatterContext:
 
 def check_operands(function, context, a, b, out, rows):
     """ValueError, naming rank and values, unless a [M, K], b [K, N] and out [rows, N] fit the context."""
-    facts = a.shape, a.stride(), a.dtype, a.device, b.shape, b.stride(), b.dtype, b.device
-    facts += out.shape, out.stride(), out.dtype, out.device
-    if context.run is not None and facts == context.fitting:
-        return
 
     def fit(fits, text):
         need(function, fits, text)
 
     M, N = context.M, context.N
-    fit(context.run is not None, "the context was freed")
     fit(a.dim() == 2 and a.shape[0] == M, f"a is {list(a.shape)}, the context was made for [{M}, K]")
     fit(tuple(b.shape) == (a.shape[1], N), f"b is {list(b.shape)}, it must be [{a.shape[1]}, {N}]")
     fit(tuple(out.shape) == (rows, N), f"out is {list(out.shape)}, it must be [{rows}, {N}]")
     for name, tensor in (("a", a), ("b", b), ("out", out)):
-        fit(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
-        fit(tensor.device == context.device, f"{name} is on {tensor.device}, not on {context.device}")
+        need_operand(function, name, tensor, context.dtype, context.device)
     fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
-    context.fitting = facts  # what fitted in the last call fits again: a call's host time counts for small products
+    need_apart(function, out, dict(a=a, b=b))
+    context.agree(function, "", a, b, out)
 
 
 def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None, method=None):
@@ -263,7 +263,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     Args:
         M, N: rows and columns of the whole sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
@@ -277,7 +277,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     alike, before anybody communicates.
     """
     name = "create_gemm_reduce_scatter_context"
-    config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
     return torch_ops.register(GemmReduceScatterContext(M, N, dtype, team, config, programs, method))
 
 
@@ -288,8 +288,8 @@ def gemm_reduce_scatter(a, b, context, out=None):
         a: [M, K], any strides; K may differ between ranks and may be 0. Any memory.
         b: [K, N], any strides. M, N, dtype and device as the context's.
         context: of `create_gemm_reduce_scatter_context`.
-        out: [rows, N] with contiguous rows, written; None: a new tensor. Rank r of the team has rows r * S to
-            min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
+        out: [rows, N] with contiguous rows, written, no overlap with a and b; None: a new tensor. Rank r of the team has rows
+            r * S to min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
     Returns: out, the same bits every time. kernel: fp32 accumulation, partial products added in rank order in fp32, one
     rounding. The others: each peer's product is rounded, the sum in fp32 once more (streams and sequence multiply as torch.mm).
@@ -300,8 +300,10 @@ def gemm_reduce_scatter(a, b, context, out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.gemm_reduce_scatter(a, b, context.number)
-    if out is None:
-        out = torch.empty(context.rows, context.N, dtype=a.dtype, device=a.device)
-    context.check(a, b, out)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("gemm_reduce_scatter", GemmReduceScatterContext, context, a=a, b=b, out=out)
+        if out is None:
+            out = torch.empty(context.rows, context.N, dtype=context.dtype, device=context.device)
+        context.check(a, b, out)
     context.run(*without_gradients(a, b), out)
     return out

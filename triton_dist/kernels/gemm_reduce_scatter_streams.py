@@ -45,21 +45,19 @@ class GemmReduceScatterStreams:
     S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones; all are cut into the same parts of S.
     """
 
-    def __init__(self, M, N, dtype, team):
+    def __init__(self, owner, M, N, dtype):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.M, self.N = M, N
-        self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        self.num_ranks, self.rank = owner.num_ranks, owner.rank
         self.shard = -(-M // self.num_ranks)
-        self.arrived = shmem.aclshmem_create_tensor((self.num_ranks, self.shard, N), dtype)
+        self.arrived = owner.tensor((self.num_ranks, self.shard, N), dtype)
         self.parts = row_parts(self.shard, parts_of_sum(self.shard * N * dtype.itemsize))
-        self.handoffs = shmem.Handoffs(len(self.parts), team)
-        self.push, self.sums = (shmem.Stream(urgent=True) for _ in range(2))
-        self.there = [shmem.peer_tensor(self.arrived, peer, team)[self.rank] for peer in range(self.num_ranks)]
+        words = self.num_ranks * (len(self.parts) + 1)
+        self.handoffs = shmem.Handoffs(len(self.parts), owner.team, owner.signals(words))
+        self.push, self.sums = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
-
-    def free(self):
-        shmem.aclshmem_free_tensor(self.arrived)
-        self.handoffs.free()
 
     def rows_of(self, owner, part):
         """(first, last) rows of a part of an owner's shard, counted in the shard: what of it the owner has."""

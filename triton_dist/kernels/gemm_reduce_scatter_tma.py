@@ -12,12 +12,10 @@ stored after d's call e - 2 had ended; and that was the last to read the slot. I
 with fewer rows than that use another method.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 from triton_dist import language as dl
-from triton_dist import shmem
 
 from .gemm_tile import store_tile
 from .gemm_tma import CONFIG, loaded_product, operands, programs
@@ -113,23 +111,18 @@ class GemmReduceScatterTma:
     """Buffers of a context for [M, N] sums of a 16-bit `dtype`, every rank having rows. Symmetric memory: 2 * M * N elements
     (rounded up to tiles) and num_ranks * programs signals."""
 
-    def __init__(self, M, N, dtype, team, config=None):
+    def __init__(self, owner, M, N, dtype, config=None):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.M, self.N, self.config = M, N, {**CONFIG, **(config or {})}
         self.options = {name: self.config[name] for name in ("num_warps", "num_stages")}
         self.tiles = {name: self.config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")}
-        self.launch = Launcher(gemm_reduce_scatter_tma_kernel)
-        world = shmem.team_n_pes(team)
-        self.table = shmem.context(team)
-        tile = self.config["BLOCK_M"], self.config["BLOCK_N"]
+        self.launch, self.table = Launcher(gemm_reduce_scatter_tma_kernel), owner.table
+        world, tile = owner.num_ranks, (self.config["BLOCK_M"], self.config["BLOCK_N"])
         slots = triton.cdiv(triton.cdiv(M, world), tile[0]) * triton.cdiv(N, tile[1])
         self.programs = programs(world * slots)
-        self.staging = shmem.aclshmem_create_tensor((2, world, slots, *tile), dtype)
-        self.ready = shmem.create_signals(world * self.programs)
-        self.calls = torch.zeros(self.programs, dtype=torch.int32, device=self.staging.device)
-
-    def free(self):
-        for tensor in (self.staging, self.ready):
-            shmem.aclshmem_free_tensor(tensor)
+        self.staging = owner.tensor((2, world, slots, *tile), dtype)
+        self.ready = owner.signals(world * self.programs)
+        self.calls = owner.local(self.programs)
 
     def __call__(self, a, b, out):
         left, right, transposed = operands(a, b, self.config)

@@ -25,9 +25,19 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
-from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_operand,
+)
+from .moe_dispatch import MoeDispatchContext
+from .operator_context import OperatorContext, agreement, begin
 
 
 @triton.jit
@@ -71,11 +81,12 @@ def moe_combine_kernel(
             inside = (t < T)[:, None] & (first + h < H)[None, :]
             acc = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
             for j in tl.static_range(TOPK):  # unrolled: the loads of all slots are on their way together
+                # Loads are masked by ranges alone: with another mask Ascend reads all lanes, past the end too, and chooses.
                 kept = (tl.load(number + t * TOPK + j, mask=t < T, other=-1) >= 0) & (n >= 0)
-                weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=kept, other=0.0)
+                weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=t < T, other=0.0)
                 at = returned + (t * TOPK + j)[:, None] * H + (first + h)[None, :]
-                tile = tl.load(at, mask=inside & kept[:, None], other=0.0).to(tl.float32)
-                acc += weight[:, None] * tile
+                tile = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                acc += tl.where(kept[:, None], weight[:, None] * tile, 0.0)
             acc = tl.where(n < 0, float("nan"), acc)
             tl.store(out + t[:, None] * stride_out + (first + h)[None, :], acc.to(out.dtype.element_ty), mask=inside)
         start += programs * BLOCK_T
@@ -107,40 +118,34 @@ def default_config():
     return dict(BLOCK_T=8, BLOCK_H=512), device_programs()
 
 
-class MoeCombineContext:
+class MoeCombineContext(OperatorContext):
     """What `moe_combine` needs besides its operands. Made by `create_moe_combine_context`."""
 
     def __init__(self, dispatch, dtype, config, programs):
+        super().__init__("moe_combine", dispatch.team)
         self.dispatch, self.dtype, self.config, self.programs = dispatch, dtype, config, programs
-        self.table = shmem.context(dispatch.team)
         slots = max(dispatch.max_tokens * dispatch.topk, 1)
-        self.returned = shmem.aclshmem_create_tensor((slots, dispatch.H), dtype)
-        self.filled, self.read = (shmem.create_signals(dispatch.num_ranks) for _ in range(2))
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=self.returned.device)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.returned, self.filled, self.read):
-            shmem.aclshmem_free_tensor(tensor)
-        self.returned = None
+        self.returned = self.tensor((slots, dispatch.H), dtype)
+        self.filled, self.read = (self.signals(dispatch.num_ranks) for _ in range(2))
+        self.epochs = self.local(programs)
 
     def check(self, y, weights, handle, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
-        d, device = self.dispatch, self.epochs.device
+        d, call = self.dispatch, "moe_combine"
 
         def fit(fits, text):
-            need("moe_combine", fits, text)
+            need(call, fits, text)
 
-        fit(self.returned is not None, "the context was freed")
-        fit(handle.context is d, "the handle is of another dispatch context than the one this context was made for")
         shapes = (("y", y, [d.max_rows, d.H]), ("weights", weights, [handle.num_tokens, d.topk]))
         for name, tensor, shape in (*shapes, ("out", out, [handle.num_tokens, d.H])):
             fit(list(tensor.shape) == shape, f"{name} is {list(tensor.shape)}, it must be {shape}")
-            fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+            fit(tensor.device == self.device, f"{name} is on {tensor.device}, not on {self.device}")
         fit(weights.dtype == torch.float32, f"weights is {weights.dtype}, it must be torch.float32")
         for name, tensor in (("y", y), ("out", out)):
-            fit(tensor.dtype == self.dtype, f"{name} is {tensor.dtype}, the context was made for {self.dtype}")
+            need_operand(call, name, tensor, self.dtype, self.device)
             fit(tensor.stride(1) == 1 or d.H == 1, f"{name} has strides {tensor.stride()}; its rows must be contiguous")
+        need_apart(call, out, dict(y=y, weights=weights))
+        self.agree(call, "")
 
 
 def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None):
@@ -157,14 +162,14 @@ def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None)
     alike, before anybody communicates.
     """
     name = "create_moe_combine_context"
-    dtype = dispatch.dtype if dtype is None else dtype
-    need_dtype(name, dtype, FLOATS)
-    config, programs = checked_config(name, default_config(), config, programs, ("num_warps", "num_stages"))
-    shmem.check_alike(
-        f"create_moe_combine_context(max_tokens={dispatch.max_tokens}, hidden={dispatch.H}, topk={dispatch.topk}, {dtype}, "
-        f"config={config}, programs={programs})",
-        dispatch.team,
-    )
+    fits = isinstance(dispatch, MoeDispatchContext)
+    need(name, fits, f"dispatch is a {type(dispatch).__name__}, it must be what create_moe_dispatch_context made")
+    with agreement(name, dispatch.team) as agreed:
+        dtype = dispatch.dtype if dtype is None else dtype
+        need_dtype(name, dtype, FLOATS)
+        config, programs = checked_config(name, default_config(), config, programs, LAUNCH_OPTIONS)
+        sizes = f"max_tokens={dispatch.max_tokens}, hidden={dispatch.H}, topk={dispatch.topk}"
+        agreed.on = f"{sizes}, {dtype}, config={config}, programs={programs}"
     return MoeCombineContext(dispatch, dtype, config, programs)
 
 
@@ -174,10 +179,10 @@ def moe_combine(y, weights, handle, context, out=None):
     Args:
         y: [max_rows, H] of the context's dtype, rows contiguous: the experts' results, row for row as `moe_dispatch` gave the
             tokens. Any memory; rows from sum(counts) on are not read.
-        weights: [T, k] fp32, any strides; those of dropped slots are not read.
+        weights: [T, k] fp32, any strides; those of dropped slots do not matter.
         handle: of the `moe_dispatch` in question; it can be used more than once.
         context: of `create_moe_combine_context`.
-        out: [T, H] with contiguous rows, written; None: a new tensor.
+        out: [T, H] with contiguous rows, written, no overlap with y; None: a new tensor.
 
     Returns: out. fp32 sums, one rounding; the same bits every time. A token without kept slots gives zeros. When the dispatch
     failed (see there) everything is NaN.
@@ -185,9 +190,14 @@ def moe_combine(y, weights, handle, context, out=None):
     no host synchronisation: the call can be captured in a CUDA graph.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    call = "moe_combine"
+    begin(call, MoeCombineContext, context, y=y, weights=weights, out=out)
     d = context.dispatch
+    same = getattr(handle, "context", None) is d
+    need(call, same, "the handle is of another dispatch context than the one this context was made for")
+    need(call, handle.num_tokens is not None, "the handle is empty: no moe_dispatch has written it")
     if out is None:
-        out = torch.empty(handle.num_tokens, d.H, dtype=context.dtype, device=context.epochs.device)
+        out = torch.empty(handle.num_tokens, d.H, dtype=context.dtype, device=context.device)
     context.check(y, weights, handle, out)
     moe_combine_kernel[(context.programs,)](
         y, weights, out, handle.origin, handle.number, handle.rows, context.returned, context.filled, context.read,

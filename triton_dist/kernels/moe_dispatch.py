@@ -11,8 +11,9 @@ How it works. Every program numbers its tokens' slots by expert, and its tokens 
 over programs, one line of E + W + 1 numbers a rank, go to every rank (`counts`, signal `counted[s]`: set by one program of
 rank s to the number of the call). From that matrix all ranks derive the same things: where each rank's tokens begin in every
 inbox, the row of every slot, and whether anything overflows anywhere; if so nobody sends. Then a program puts its
-tokens into the inboxes, and for every slot two words: the token's place in the inbox and where it came from. `filled[s]`
-counts rank s's programs that have done so. At last the rows are gathered from the inbox into the result.
+tokens into the peers' inboxes, and for every slot two words: the token's place in the inbox and where it came from; the
+tokens that stay here go straight into their rows (place -1), while the others are on their way. `filled[s]` counts rank s's
+programs that have done so. At last the other rows are gathered from the inbox into the result.
 
 Why nothing is overwritten early, whatever the number of ranks. A rank's counts of call e say that it has finished call
 e - 1, because its calls follow one another on its stream. Inbox and maps are written in call e only after the counts of
@@ -35,8 +36,19 @@ import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
-from .arguments import FLOATS, checked_config, device_programs, need, need_dtype
+from .arguments import (
+    FLOATS,
+    LAUNCH_OPTIONS,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_dtype,
+    need_int,
+    need_operand,
+)
 from .moe_routing import count_slots, expert_of, expert_owners, grouped, sum_lines
+from .operator_context import OperatorContext, agreement, begin
 
 PAYLOAD_FP8 = torch.float8_e4m3fn
 GROUP = 128  # columns that share an fp32 scale
@@ -57,42 +69,43 @@ def _quantized(tile, T: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def _send_rows(
-    x, inbox, scales, start, at, goes, H, stride_x, peer, ctx,
+    x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
-    to = at.to(tl.int64)
+    # Loads are masked by ranges alone, not by `goes`: Ascend would read all lanes, past the end of x too, and then choose.
+    t = start + tl.arange(0, BLOCK_T)
+    inside = (t < end)[:, None]
+    from_row = x + t[:, None].to(tl.int64) * stride_x
+    to = at.to(tl.int64)[:, None]
     h = tl.arange(0, BLOCK_H)
     for first in range(0, H, BLOCK_H):
         cols = (first + h)[None, :]
         mask = goes[:, None] & (cols < H)
         if FP8:
             groups = tl.cdiv(H, _GROUP)
-            tile, scale = _quantized(
-                tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0), BLOCK_T, BLOCK_H
-            )
-            dl.remote_store(inbox + to[:, None] * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
+            tile, scale = _quantized(tl.load(from_row + cols, mask=inside & (cols < H), other=0.0), BLOCK_T, BLOCK_H)
+            dl.remote_store(inbox + to * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
             group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
-            dl.remote_store(scales + to[:, None] * groups + group, scale, peer, ctx, goes[:, None] & (group < groups))
+            dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes[:, None] & (group < groups))
         else:
-            tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask)
-            tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=mask)
+            tile = tl.load(from_row + cols, mask=inside & (cols < H))
+            tl.store(dl.symm_at(inbox, peer, ctx) + to * H + cols, tile, mask=mask)
 
 
 @triton.jit
 def _place_rows(
-    x, out, out_scales, start, row, here, H, stride_x,
+    x, out, out_scales, start, end, row, here, H, stride_x,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """This rank's own tokens, straight into the rows [BLOCK_T, K_PAD] of their slots that are `here`."""
-    t = (start + tl.arange(0, BLOCK_T)).to(tl.int64)
-    goes = tl.sum(here.to(tl.int32), 1) > 0
+    t = start + tl.arange(0, BLOCK_T)
+    inside = (t < end)[:, None]
+    from_row = x + t[:, None].to(tl.int64) * stride_x
     h, slot = tl.arange(0, BLOCK_H), tl.arange(0, K_PAD)[None, :]
     groups = tl.cdiv(H, _GROUP)
     for first in range(0, H, BLOCK_H):
         cols = (first + h)[None, :]
-        mask = goes[:, None] & (cols < H)
-        tile = tl.load(x + t[:, None] * stride_x + cols, mask=mask, other=0.0)
+        tile = tl.load(from_row + cols, mask=inside & (cols < H), other=0.0)
         if FP8:
             scaled, scale = _quantized(tile, BLOCK_T, BLOCK_H)
             tile = scaled.to(out.dtype.element_ty)
@@ -185,11 +198,11 @@ def moe_dispatch_kernel(
             goes = tl.sum(here.to(tl.int32), 1) > 0
             dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
             dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
-            _send_rows(x, inbox, scales, start, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
+            _send_rows(x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
         here = kept & (owner == me)
         tl.store(source + row, tl.full((BLOCK_T, K_PAD), -1, tl.int32), mask=here)
         tl.store(origin + row, me * max_tokens * topk + slot, mask=here)
-        _place_rows(x, out, out_scales, start, row, here, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
+        _place_rows(x, out, out_scales, start, end, row, here, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
@@ -205,7 +218,7 @@ def moe_dispatch_kernel(
         at = tl.load(source + row, mask=valid, other=-1).to(tl.int64)
         if tl.max(at, 0) >= 0:
             came = (valid & (at >= 0))[:, None]
-            of, to = at[:, None], row.to(tl.int64)[:, None]
+            of, to = tl.maximum(at, 0)[:, None], row.to(tl.int64)[:, None]
             for first in range(0, H, BLOCK_H):
                 mask = came & (first + h < H)[None, :]
                 tile = tl.load(inbox + of * H + (first + h)[None, :], mask=mask)
@@ -258,14 +271,14 @@ class MoeDispatchHandle:
     rows: [1] int32, rows of the result; -1 when the dispatch failed.
     totals: [num_ranks, 3] int32, alike on all ranks: tokens received by each rank, its rows, and how many ids of all
         ranks name no expert.
-    num_tokens: int, this rank's tokens. context: of the dispatch.
+    num_tokens: int, this rank's tokens; None before the first dispatch. context: of the dispatch.
     """
 
     def __init__(self, context):
         def empty(*shape):
-            return torch.empty(shape, dtype=torch.int32, device=context.epochs.device)
+            return torch.empty(shape, dtype=torch.int32, device=context.device)
 
-        self.context, self.num_tokens = context, 0
+        self.context, self.num_tokens = context, None
         self.origin, self.number = empty(context.max_rows), empty(context.max_tokens, context.topk)
         self.rows, self.totals = empty(1), empty(context.num_ranks, 3)
 
@@ -287,77 +300,79 @@ class MoeDispatchHandle:
                     )
 
 
-class MoeDispatchContext:
+class MoeDispatchContext(OperatorContext):
     """What `moe_dispatch` needs besides its operands. Made by `create_moe_dispatch_context`."""
 
     def __init__(self, max_tokens, H, topk, E, dtype, owners, max_received, max_rows, fp8, team, config, programs):
+        super().__init__("moe_dispatch", team)
         self.max_tokens, self.H, self.topk, self.E, self.dtype, self.owners = max_tokens, H, topk, E, dtype, owners
         self.max_received, self.max_rows, self.fp8 = max_received, max_rows, fp8
-        self.team, self.config, self.programs = team, config, programs
-        self.num_ranks, self.rank = shmem.team_n_pes(team), shmem.team_my_pe(team)
+        self.config, self.programs = config, programs
         self.num_local_experts = owners.count(self.rank)
         self.may_overflow = max_received < self.num_ranks * max_tokens or max_rows < self.num_ranks * max_tokens * topk
         self.groups = triton.cdiv(H, GROUP)
         width = E + self.num_ranks + 1
         self.columns, self.k_pad = triton.next_power_of_2(width), triton.next_power_of_2(topk)
-        self.table = shmem.context(team)
         received, rows = max(max_received, 1), max(max_rows, 1)
         self.payload_dtype = PAYLOAD_FP8 if fp8 else dtype
-        self.inbox = shmem.aclshmem_create_tensor((received, H), self.payload_dtype)
-        self.scales = shmem.aclshmem_create_tensor((received if fp8 else 1, self.groups), torch.float32)
+        self.inbox = self.tensor((received, H), self.payload_dtype)
+        self.scales = self.tensor((received if fp8 else 1, self.groups), torch.float32)
         self.source, self.origin, self.counts = (
-            shmem.aclshmem_create_tensor(shape, torch.int32) for shape in ((rows,), (rows,), (2, self.num_ranks, width))
+            self.tensor(shape, torch.int32) for shape in ((rows,), (rows,), (2, self.num_ranks, width))
         )
-        self.arrived = shmem.create_signals(1)
-        self.counted, self.filled = (shmem.create_signals(self.num_ranks) for _ in range(2))
-        device = self.inbox.device
-
-        def zeros(*shape):
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
+        self.arrived = self.signals(1)
+        self.counted, self.filled = (self.signals(self.num_ranks) for _ in range(2))
         first = [sum(owner < d for owner in owners) for d in range(self.num_ranks + 1)]
         self.owner_table, self.first_expert = (
-            torch.tensor(values, dtype=torch.int32, device=device) for values in (owners, first)
+            torch.tensor(values, dtype=torch.int32, device=self.device) for values in (owners, first)
         )
-        self.place, self.partial, self.base = zeros(max_tokens, topk), zeros(programs, width), zeros(programs, width)
-        self.epochs = zeros(programs)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for name in ("inbox", "scales", "source", "origin", "counts", "arrived", "counted", "filled"):
-            shmem.aclshmem_free_tensor(getattr(self, name))
-        self.inbox = None
+        self.place = self.local(max_tokens, topk)
+        self.partial, self.base = self.local(programs, width), self.local(programs, width)
+        self.epochs = self.local(programs)
 
     def empty(self):
         """A result for `moe_dispatch(..., out=...)`: (tokens, counts, handle), or ((payload, scales), counts, handle)."""
-        device = self.epochs.device
+        device = self.device
         tokens = torch.empty(self.max_rows, self.H, dtype=self.payload_dtype, device=device)
         counts = torch.empty(self.num_local_experts, dtype=torch.int32, device=device)
         if self.fp8:
             tokens = tokens, torch.empty(self.max_rows, self.groups, dtype=torch.float32, device=device)
         return tokens, counts, MoeDispatchHandle(self)
 
-    def check(self, x, ids, tokens, scales, counts, handle):
+    def check(self, x, ids, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
-        device = self.epochs.device
+        call, device = "moe_dispatch", self.device
 
         def fit(fits, text):
-            need("moe_dispatch", fits, text)
+            need(call, fits, text)
 
-        fit(self.inbox is not None, "the context was freed")
         fit(x.dim() == 2 and x.shape[1] == self.H, f"x is {list(x.shape)}, the context was made for [T, {self.H}]")
         fit(x.shape[0] <= self.max_tokens, f"x has {x.shape[0]} tokens, the context was made for {self.max_tokens}")
         shape = [x.shape[0], self.topk]
         fit(list(ids.shape) == shape, f"topk_ids is {list(ids.shape)}, it must be {shape}")
         fit(ids.dtype in (torch.int32, torch.int64), f"topk_ids is {ids.dtype}, it must be int32 or int64")
-        fit(x.dtype == self.dtype, f"x is {x.dtype}, the context was made for {self.dtype}")
+        need_operand(call, "x", x, self.dtype, device)
+        fit(ids.device == device, f"topk_ids is on {ids.device}, not on {device}")
         fit(x.stride(1) == 1 or self.H == 1, f"x has strides {x.stride()}; its rows must be contiguous")
-        fits = handle.context is self and tokens.shape == (self.max_rows, self.H) and tokens.dtype == self.payload_dtype
-        fits = fits and counts.shape == (self.num_local_experts,) and counts.dtype == torch.int32
-        fits = fits and scales.shape[1] == self.groups and tokens.is_contiguous() and counts.is_contiguous()
-        fit(fits, "out does not fit: make it with empty() of this context")
-        for name, tensor in (("x", x), ("topk_ids", ids), ("out", tokens)):
-            fit(tensor.device == device, f"{name} is on {tensor.device}, not on {device}")
+        fit(self._made_by_empty(out), "out does not fit: make it with empty() of this context")
+        need_apart(call, (out[0][0] if self.fp8 else out[0]), {"x": x, "topk_ids": ids})
+        self.agree(call, "")
+
+    def _made_by_empty(self, out):
+        """Whether `out` has the structure, shapes, dtypes and places of what `empty()` gives."""
+        if not isinstance(out, (tuple, list)) or len(out) != 3 or getattr(out[2], "context", None) is not self:
+            return False
+        rows, columns = (self.max_rows, self.H), (self.max_rows, self.groups)
+        wanted = [(out[0], rows, self.payload_dtype), (out[1], (self.num_local_experts,), torch.int32)]
+        if self.fp8:
+            if not isinstance(out[0], (tuple, list)) or len(out[0]) != 2:
+                return False
+            wanted = [(out[0][0], rows, PAYLOAD_FP8), (out[0][1], columns, torch.float32), wanted[1]]
+        return all(
+            isinstance(one, torch.Tensor) and tuple(one.shape) == shape and one.dtype == dtype
+            and one.is_contiguous() and one.device == self.device
+            for one, shape, dtype in wanted
+        )  # fmt: skip
 
 
 def create_moe_dispatch_context(
@@ -374,9 +389,10 @@ def create_moe_dispatch_context(
             experts, also none. None: even, the first ranks have one more where E is not a multiple.
         max_received: tokens that a rank can receive in a call. None: the worst case, num_ranks * max_tokens.
         max_rows: rows that a rank's result can have. None: max_received * topk.
-        fp8: send e4m3 values with an fp32 scale for each 128 columns of a token.
-        team: team id of shmem; its ranks take part.
-        config: dict that overrides entries of `default_config(max_tokens)[0]`; also num_warps and num_stages.
+        fp8: send e4m3 values with an fp32 scale for each 128 columns of a token, its largest magnitude over 448. A NaN stays
+            a NaN and leaves its group's scale alone; in a group with an infinity the finite values become zeros or NaN.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
+        config: dict that overrides entries of `default_config(max_tokens)[0]`.
         programs: programs in the grid; not more than the device runs at a time.
 
     Symmetric memory: max_received * H elements of the payload (and its scales), 8 bytes a row, 2 * W * (E + W + 1) * 4 bytes
@@ -384,30 +400,25 @@ def create_moe_dispatch_context(
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    world = shmem.team_n_pes(team)
     name = "create_moe_dispatch_context"
-    for size, n in dict(max_tokens=max_tokens, hidden=hidden, topk=topk, num_experts=num_experts).items():
-        least = int(size != "max_tokens")
-        need(name, isinstance(n, int) and n >= least, f"{size} is {n!r}: give an integer of {least} or more")
-    need_dtype(name, dtype, FLOATS)
-    owners = expert_owners(name, placement, num_experts, world)
-    max_received = world * max_tokens if max_received is None else max_received
-    max_rows = max_received * topk if max_rows is None else max_rows
-    for limit, n in (("max_received", max_received), ("max_rows", max_rows)):
-        need(name, isinstance(n, int) and n >= 0, f"{limit} is {n!r}: give an integer of 0 or more")
-    slots = world * max_tokens * topk
-    need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
-    config, programs = checked_config(
-        name, default_config(max_tokens), config, programs, ("num_warps", "num_stages")
-    )
-    if fp8:  # whole groups at a time
-        config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
-    shmem.check_alike(
-        f"create_moe_dispatch_context(max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, "
-        f"{dtype}, placement={owners}, max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, "
-        f"config={config}, programs={programs})",
-        team,
-    )
+    with agreement(name, team) as agreed:
+        world = shmem.team_n_pes(team)
+        max_tokens, hidden = need_int(name, "max_tokens", max_tokens), need_int(name, "hidden", hidden, 1)
+        topk, num_experts = need_int(name, "topk", topk, 1), need_int(name, "num_experts", num_experts, 1)
+        need_dtype(name, dtype, FLOATS)
+        need(name, not (fp8 and triton_dist.backend == "ascend"), "fp8 is True: Ascend 910 chips have no fp8, send 16 bits")
+        owners = expert_owners(name, placement, num_experts, world)
+        max_received = need_int(name, "max_received", world * max_tokens if max_received is None else max_received)
+        max_rows = need_int(name, "max_rows", max_received * topk if max_rows is None else max_rows)
+        slots = world * max_tokens * topk
+        need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
+        config, programs = checked_config(name, default_config(max_tokens), config, programs, LAUNCH_OPTIONS)
+        if fp8:  # whole groups at a time
+            config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
+        agreed.on = (
+            f"max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, {dtype}, placement={owners}, "
+            f"max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, config={config}, programs={programs}"
+        )
     return MoeDispatchContext(
         max_tokens, hidden, topk, num_experts, dtype, owners, max_received, max_rows, bool(fp8), team, config, programs
     )
@@ -425,7 +436,7 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
         out: of `context.empty()` or an earlier result; None: new.
         check: whether to look, after the call, if it failed, and raise (OverflowError when some rank's tokens or rows exceed
             max_received or max_rows; ValueError for ids of E or more; on all ranks alike). That waits for the device. None:
-            only on `cpu` and when the context is smaller than the worst case. False: `handle.check()` does it at any time.
+            on `cpu`, and where the context is smaller than the worst case. False: `handle.check()` does it at any time.
 
     Returns: (tokens, counts, handle).
         tokens: [max_rows, H] of x's dtype, with fp8 a pair: payload [max_rows, H] float8_e4m3fn and scales
@@ -438,9 +449,11 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
     check=False, too, there is no host synchronisation and the call can be captured in a CUDA graph.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    tokens, counts, handle = out = context.empty() if out is None else out
+    begin("moe_dispatch", MoeDispatchContext, context, x=x, topk_ids=topk_ids)
+    out = context.empty() if out is None else out
+    context.check(x, topk_ids, out)
+    tokens, counts, handle = out
     tokens, scales = tokens if context.fp8 else (tokens, context.scales)
-    context.check(x, topk_ids, tokens, scales, counts, handle)
     handle.num_tokens = x.shape[0]
     c = context
     moe_dispatch_kernel[(c.programs,)](

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .arguments import need
+from .arguments import as_int, need
 
 
 def expert_owners(call, placement, num_experts, world):
@@ -17,9 +17,14 @@ def expert_owners(call, placement, num_experts, world):
     if placement is None:
         each, more = divmod(num_experts, world)
         return [r for r in range(world) for _ in range(each + (r < more))]
-    owners = [int(owner) for owner in placement]
-    fits = len(owners) == num_experts and owners == sorted(owners) and all(0 <= owner < world for owner in owners)
-    need(call, fits, f"placement is {owners}: give {num_experts} ranks of 0 to {world - 1}, not decreasing")
+    try:
+        owners = [as_int(owner) for owner in placement]
+    except TypeError:
+        owners = [None]
+    fits = len(owners) == num_experts and None not in owners
+    fits = fits and owners == sorted(owners) and all(0 <= owner < world for owner in owners)
+    text = f"placement is {placement}: give the rank of each of the {num_experts} experts, 0 to {world - 1}, not decreasing"
+    need(call, fits, text)
     return owners
 
 

@@ -33,7 +33,17 @@ from triton_dist import language as dl
 from triton_dist import shmem
 from triton_dist.language.copy import copy_2d
 
-from .arguments import WORDS, as_words, checked_config, need, need_words
+from .arguments import (
+    LAUNCH_OPTIONS,
+    WORDS,
+    as_words,
+    checked_config,
+    need,
+    need_apart,
+    need_int,
+    need_words,
+)
+from .operator_context import OperatorContext, agreement, begin
 from .sequence_all_to_all import (
     default_config,
     gather_rows,
@@ -116,30 +126,23 @@ def reference(q, k, v, lengths=None, group=None):
     return tuple(results)
 
 
-class QkvAllToAllContext:
+class QkvAllToAllContext(OperatorContext):
     """What the operators need besides their operands. Made by `create_qkv_all_to_all_context`."""
 
     def __init__(self, lengths, Hq, Hkv, D, dtype, team, config, programs):
-        self.lengths, self.Hq, self.Hkv, self.D, self.dtype, self.team = lengths, Hq, Hkv, D, dtype, team
+        super().__init__("qkv_all_to_all", team)
+        self.lengths, self.Hq, self.Hkv, self.D, self.dtype = lengths, Hq, Hkv, D, dtype
         self.config, self.programs = config, programs
-        self.num_ranks = world = len(lengths)
-        self.tokens = lengths[shmem.team_my_pe(team)]
+        world = self.num_ranks
+        self.tokens = lengths[self.rank]
         self.local_q, self.local_kv = Hq // world, max(Hkv // world, 1)  # heads of a rank afterwards
         self.copies = max(world // Hkv, 1)  # ranks that get the same key head
         self.longest = max(lengths)
-        self.table = shmem.context(team)
         self.slot = self.longest * (self.local_q + 2 * self.local_kv) * D
-        self.staging = shmem.aclshmem_create_tensor((2, world, self.slot), WORDS[dtype.itemsize])
-        self.ready = shmem.create_signals(2 * world)
-        device = self.staging.device
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=device)
-        self.offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
-
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.ready):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
+        self.staging = self.tensor((2, world, self.slot), WORDS[dtype.itemsize])
+        self.ready = self.signals(2 * world)
+        self.epochs = self.local(programs)
+        self.offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device)
 
 
 def create_qkv_all_to_all_context(S, Hq, Hkv, D, dtype, team=0, config=None, programs=None):
@@ -151,7 +154,7 @@ def create_qkv_all_to_all_context(S, Hq, Hkv, D, dtype, team=0, config=None, pro
         Hkv: key heads in all (as many value heads); a multiple of W, or a divisor of W: then W / Hkv ranks get the same one.
         D: elements of a head, 0 or more.
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; elements are moved, never computed with.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]` of sequence_all_to_all.
         programs: programs in the grid; not more than the device runs at a time.
 
@@ -160,19 +163,18 @@ def create_qkv_all_to_all_context(S, Hq, Hkv, D, dtype, team=0, config=None, pro
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    world = shmem.team_n_pes(team)
-    lengths, problem = token_lengths(S, world)
     name = "create_qkv_all_to_all_context"
-    need(name, problem is None, problem)
-    need_words(name, dtype)
-    sizes = all(isinstance(n, int) and n >= 1 for n in (Hq, Hkv)) and isinstance(D, int) and D >= 0
-    need(name, sizes, f"Hq is {Hq!r}, Hkv is {Hkv!r} and D is {D!r}: give integers, heads of 1 or more, D of 0 or more")
-    even = Hq % world == 0 and Hq % Hkv == 0
-    need(name, even, f"Hq is {Hq}: give a multiple of the {world} ranks and of Hkv = {Hkv}")
-    shared = Hkv % world == 0 or world % Hkv == 0
-    need(name, shared, f"Hkv is {Hkv}: give a multiple or a divisor of the {world} ranks")
-    config, programs = checked_config(name, default_config(dtype), config, programs)
-    shmem.check_alike(f"{name}(S={S}, Hq={Hq}, Hkv={Hkv}, D={D}, {dtype}, config={config}, programs={programs})", team)
+    with agreement(name, team) as agreed:
+        world = shmem.team_n_pes(team)
+        lengths = token_lengths(name, S, world)
+        need_words(name, dtype)
+        Hq, Hkv, D = need_int(name, "Hq", Hq, 1), need_int(name, "Hkv", Hkv, 1), need_int(name, "D", D)
+        even = Hq % world == 0 and Hq % Hkv == 0
+        need(name, even, f"Hq is {Hq}: give a multiple of the {world} ranks and of Hkv = {Hkv}")
+        shared = Hkv % world == 0 or world % Hkv == 0
+        need(name, shared, f"Hkv is {Hkv}: give a multiple or a divisor of the {world} ranks")
+        config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS)
+        agreed.on = f"S={S}, Hq={Hq}, Hkv={Hkv}, D={D}, {dtype}, config={config}, programs={programs}"
     return QkvAllToAllContext(lengths, Hq, Hkv, D, dtype, team, config, programs)
 
 
@@ -192,15 +194,24 @@ def qkv_all_to_all(q, k, v, context, out=None):
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
+    call = "qkv_all_to_all"
+    begin(call, QkvAllToAllContext, context, q=q, k=k, v=v)
     D, total = context.D, sum(context.lengths)
     heads_in = (context.Hq, context.Hkv, context.Hkv)
     heads_out = (context.local_q, context.local_kv, context.local_kv)
     if out is None:
-        out = tuple(torch.empty(total, heads, D, dtype=q.dtype, device=q.device) for heads in heads_out)
+        out = tuple(torch.empty(total, heads, D, dtype=context.dtype, device=context.device) for heads in heads_out)
+    three = isinstance(out, (tuple, list)) and len(out) == 3 and all(isinstance(x, torch.Tensor) for x in out)
+    need(call, three, "out is not three tensors, those for q, k and v")
     for name, x, heads in zip("qkv", (q, k, v), heads_in):
-        rows_fit("qkv_all_to_all", name, x, (context.tokens, heads, D), context)
+        rows_fit(call, name, x, (context.tokens, heads, D), context)
     for name, x, heads in zip("qkv", out, heads_out):
-        rows_fit("qkv_all_to_all", f"the {name} of out", x, (total, heads, D), context)
+        rows_fit(call, f"the {name} of out", x, (total, heads, D), context)
+    others = {f"the {name} of out": x for name, x in zip("qkv", out)}
+    for name in list(others):
+        x = others.pop(name)  # two that overlap are found when the first of them is looked at
+        need_apart(call, x, {"q": q, "k": k, "v": v, **others}, name)
+    context.agree(call, "")
     qkv_all_to_all_kernel[(context.programs,)](
         *map(as_words, (q, k, v)), *map(as_words, out), context.staging, context.ready, context.epochs, context.offsets,
         context.local_q * D, context.local_kv * D, context.copies, context.longest, context.slot,
@@ -221,10 +232,14 @@ def attention_output_all_to_all(o, context, out=None):
 
     Returns: out. Calls, capture and errors: as `qkv_all_to_all`.
     """
+    call = "attention_output_all_to_all"
+    begin(call, QkvAllToAllContext, context, o=o, out=out)
     if out is None:
-        out = torch.empty(context.tokens, context.Hq, context.D, dtype=o.dtype, device=o.device)
-    rows_fit("attention_output_all_to_all", "o", o, (sum(context.lengths), context.local_q, context.D), context)
-    rows_fit("attention_output_all_to_all", "out", out, (context.tokens, context.Hq, context.D), context)
+        out = torch.empty(context.tokens, context.Hq, context.D, dtype=context.dtype, device=context.device)
+    rows_fit(call, "o", o, (sum(context.lengths), context.local_q, context.D), context)
+    rows_fit(call, "out", out, (context.tokens, context.Hq, context.D), context)
+    need_apart(call, out, dict(o=o))
+    context.agree(call, "")
     sequence_all_to_all_kernel[(context.programs,)](
         as_words(o), as_words(out), context.staging, context.ready, context.epochs, context.offsets,
         context.local_q * context.D, context.slot, row_stride(o), row_stride(out), context.table,

@@ -23,7 +23,9 @@ import triton.language as tl
 from triton_dist import language as dl
 
 from . import torch_ops
-from .channels import ChannelContext, end_epoch, need, next_epoch
+from .arguments import need, need_dtype
+from .channels import ChannelContext, end_epoch, next_epoch
+from .operator_context import begin, operands_of, passed_before
 
 OPS = ("sum", "max", "min", "prod")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int64)
@@ -104,6 +106,10 @@ def reduce_scatter_kernel(
     end_epoch(epochs, epoch)
 
 
+def need_number(call, dtype):
+    need_dtype(call, dtype, DTYPES)
+
+
 def fold(parts, op="sum"):
     """The parts reduced in the order in which they are given, as the kernels do it, by torch."""
     step = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}[op]
@@ -125,7 +131,7 @@ class ReduceScatterContext(ChannelContext):
     """What `reduce_scatter` needs besides its operands. Made by `create_reduce_scatter_context`."""
 
     def __init__(self, max_elements, dtype, team, programs, block):
-        super().__init__("reduce_scatter", max_elements, dtype, DTYPES, team, programs, block)
+        super().__init__("reduce_scatter", max_elements, dtype, need_number, team, programs, block)
         self.staging = self.tensor((2, self.num_ranks, self.slot), dtype)
         self.ready = self.signals(self.programs * self.num_ranks)
 
@@ -160,15 +166,18 @@ def reduce_scatter(x, context, op="sum", out=None):
     """
     if out is None and torch.compiler.is_compiling():
         return torch_ops.reduce_scatter(x, context.number, op)
-    world = context.num_ranks
-    need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
-    fits = x.dim() >= 1 and x.shape[0] % world == 0
-    need("reduce_scatter", fits, f"x is {list(x.shape)}: its first extent must be a multiple of the {world} ranks")
-    n = x.numel() // world
-    shape = (x.shape[0] // world, *x.shape[1:])
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    context.check(x, out, shape, n, own=-context.rank * n)
+    if op not in OPS or not passed_before(context, operands_of(x, out)):
+        begin("reduce_scatter", ReduceScatterContext, context, x=x, out=out)
+        need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
+        world = context.num_ranks
+        fits = x.dim() >= 1 and x.shape[0] % world == 0
+        need("reduce_scatter", fits, f"x is {list(x.shape)}: its first extent must be a multiple of the {world} ranks")
+        shape = (x.shape[0] // world, *x.shape[1:])
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        n = x.numel() // world
+        context.check(x, out, shape, n, own=-context.rank * n, op=op)
+    n = out.numel()
     if n:
         arguments = (x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table)
         context.launch(reduce_scatter_kernel, n, arguments, OP=op)

@@ -38,7 +38,20 @@ from triton_dist import language as dl
 from triton_dist import shmem
 from triton_dist.language.copy import copy_2d
 
-from .arguments import WORDS, as_words, checked_config, device_programs, need, need_words
+from .arguments import (
+    LAUNCH_OPTIONS,
+    WORDS,
+    as_int,
+    as_words,
+    checked_config,
+    device_programs,
+    need,
+    need_apart,
+    need_int,
+    need_operand,
+    need_words,
+)
+from .operator_context import OperatorContext, agreement, begin
 
 
 @triton.jit
@@ -122,21 +135,19 @@ def default_config(dtype):
     return dict(BLOCK_M=16 if triton_dist.backend == "nvidia" else 32, BLOCK_N=512 // dtype.itemsize), device_programs()
 
 
-class SequenceAllToAllContext:
+class SequenceAllToAllContext(OperatorContext):
     """What the operators need besides their operands. Made by `create_sequence_all_to_all_context`."""
 
     def __init__(self, lengths, H, D, dtype, team, config, programs):
-        self.lengths, self.H, self.D, self.dtype, self.team = lengths, H, D, dtype, team
+        super().__init__("sequence_all_to_all", team)
+        self.lengths, self.H, self.D, self.dtype = lengths, H, D, dtype
         self.config, self.programs = config, programs
-        self.num_ranks = len(lengths)
-        self.tokens = lengths[shmem.team_my_pe(team)]
-        self.table = shmem.context(team)
+        self.tokens = lengths[self.rank]
         self.slot = max(lengths) * H * D
-        self.staging = shmem.aclshmem_create_tensor((2, self.num_ranks, self.slot), WORDS[dtype.itemsize])
-        self.ready = shmem.create_signals(2 * self.num_ranks)
-        device = self.staging.device
-        self.epochs = torch.zeros(programs, dtype=torch.int32, device=device)
-        self.offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+        self.staging = self.tensor((2, self.num_ranks, self.slot), WORDS[dtype.itemsize])
+        self.ready = self.signals(2 * self.num_ranks)
+        self.epochs = self.local(programs)
+        self.offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device)
 
     @property
     def by_tokens(self):
@@ -148,45 +159,29 @@ class SequenceAllToAllContext:
         """Shape of a tensor sharded by heads: (S * W, H, D)."""
         return sum(self.lengths), self.H, self.D
 
-    def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; no call may be under way."""
-        for tensor in (self.staging, self.ready):
-            shmem.aclshmem_free_tensor(tensor)
-        self.staging = None
-
 
 def rows_fit(call, name, tensor, shape, context):
     """Raises ValueError, naming rank and values, unless `tensor` is what the context was made for, its rows anywhere."""
-
-    def need(fits, text):
-        if not fits:
-            raise ValueError(f"rank {shmem.my_pe()}: {call}: {text}")
-
-    need(context.staging is not None, "the context was freed")
-    need(
-        tuple(tensor.shape) == tuple(shape), f"{name} is {list(tensor.shape)}, the context was made for {list(shape)}"
-    )
-    need(tensor.dtype == context.dtype, f"{name} is {tensor.dtype}, the context was made for {context.dtype}")
-    need(tensor.device == context.epochs.device, f"{name} is on {tensor.device}, not on {context.epochs.device}")
+    fits = tuple(tensor.shape) == tuple(shape)
+    need(call, fits, f"{name} is {list(tensor.shape)}, the context was made for {list(shape)}")
+    need_operand(call, name, tensor, context.dtype, context.device)
     rows, heads, width = tensor.shape
     adjacent = tensor.numel() == 0 or (
         (tensor.stride(2) == 1 or width == 1)
         and (tensor.stride(1) == width or heads == 1)
         and (tensor.stride(0) >= heads * width or rows == 1)
     )
-    need(adjacent, f"{name} has strides {tensor.stride()}; a token's {heads} x {width} elements must be adjacent")
+    need(call, adjacent, f"{name} has strides {tensor.stride()}; a token's {heads} x {width} elements must be adjacent")
 
 
-def token_lengths(S, num_ranks):
-    """(tokens of each rank, None), or (None, what is wrong with S)."""
-    lengths = [S] * num_ranks if isinstance(S, int) else S
-    if not isinstance(lengths, (list, tuple)) or not all(isinstance(n, int) and n >= 0 for n in lengths):
-        return None, f"S is {S!r}: give an int of 0 or more, or a list of them"
-    if len(lengths) != num_ranks:
-        return None, f"S is {S!r}: give one length for each of the {num_ranks} ranks"
-    if sum(lengths) >= 2**31:
-        return None, f"S adds up to {sum(lengths)} tokens: give less than 2**31"
-    return list(lengths), None
+def token_lengths(call, S, num_ranks):
+    """The tokens of each rank, a list; ValueError, naming rank and values, when S is neither a number nor one for each."""
+    lengths = list(S) if isinstance(S, (list, tuple)) else [S] * num_ranks
+    need(call, len(lengths) == num_ranks, f"S is {S!r}: give one length for each of the {num_ranks} ranks")
+    whole = [as_int(n) for n in lengths]
+    need(call, all(n is not None and n >= 0 for n in whole), f"S is {S!r}: give an int of 0 or more, or a list of them")
+    need(call, sum(whole) < 2**31, f"S adds up to {sum(whole)} tokens: give less than 2**31")
+    return whole
 
 
 def create_sequence_all_to_all_context(S, H, D, dtype, team=0, config=None, programs=None):
@@ -197,7 +192,7 @@ def create_sequence_all_to_all_context(S, H, D, dtype, team=0, config=None, prog
         H: heads of each rank when sharded by heads, 0 or more.
         D: elements of a head, 0 or more.
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; elements are moved, never computed with.
-        team: team id of shmem; its ranks take part.
+        team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid; not more than the device runs at a time.
 
@@ -206,22 +201,27 @@ def create_sequence_all_to_all_context(S, H, D, dtype, team=0, config=None, prog
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    lengths, problem = token_lengths(S, shmem.team_n_pes(team))
     name = "create_sequence_all_to_all_context"
-    need(name, problem is None, problem)
-    need_words(name, dtype)
-    sizes = all(isinstance(n, int) and n >= 0 for n in (H, D))
-    need(name, sizes, f"H is {H!r} and D is {D!r}: give integers of 0 or more")
-    config, programs = checked_config(name, default_config(dtype), config, programs)
-    shmem.check_alike(f"{name}(S={S}, H={H}, D={D}, {dtype}, config={config}, programs={programs})", team)
+    with agreement(name, team) as agreed:
+        lengths = token_lengths(name, S, shmem.team_n_pes(team))
+        need_words(name, dtype)
+        H, D = need_int(name, "H", H), need_int(name, "D", D)
+        config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS)
+        agreed.on = f"S={S}, H={H}, D={D}, {dtype}, config={config}, programs={programs}"
     return SequenceAllToAllContext(lengths, H, D, dtype, team, config, programs)
 
 
-def _exchange(call, x, out, context, shape_in, shape_out, reverse):
+def _exchange(call, x, out, context, reverse):
+    begin(call, SequenceAllToAllContext, context, x=x, out=out)
+    shape_in, shape_out = context.by_tokens, context.by_heads
+    if reverse:
+        shape_in, shape_out = shape_out, shape_in
     if out is None:
-        out = torch.empty(shape_out, dtype=x.dtype, device=x.device)
+        out = torch.empty(shape_out, dtype=context.dtype, device=context.device)
     rows_fit(call, "x", x, shape_in, context)
     rows_fit(call, "out", out, shape_out, context)
+    need_apart(call, out, dict(x=x))
+    context.agree(call, "")
     sequence_all_to_all_kernel[(context.programs,)](
         as_words(x), as_words(out), context.staging, context.ready, context.epochs, context.offsets,
         context.H * context.D, context.slot, row_stride(x), row_stride(out), context.table,
@@ -252,7 +252,7 @@ def transpose_all_to_all(x, context, out=None):
     call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    return _exchange("transpose_all_to_all", x, out, context, context.by_tokens, context.by_heads, False)
+    return _exchange("transpose_all_to_all", x, out, context, False)
 
 
 def reverse_all_to_all(x, context, out=None):
@@ -268,4 +268,4 @@ def reverse_all_to_all(x, context, out=None):
 
     Returns: out. Calls, capture and errors: as `transpose_all_to_all`.
     """
-    return _exchange("reverse_all_to_all", x, out, context, context.by_heads, context.by_tokens, True)
+    return _exchange("reverse_all_to_all", x, out, context, True)

@@ -65,7 +65,8 @@ def _element_delta(ptr, peer, ctx):
     _require_context(ctx)
     BITS: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
     ITEMSIZE: tl.constexpr = (BITS + 7) // 8
-    tl.device_assert((peer >= 0) & (peer < num_ranks(ctx)), "dl: the peer is not a rank of the team of ctx")
+    # In this order: for a constant peer Triton 3.2 (Ascend) cannot compute `bool & tensor`.
+    tl.device_assert((num_ranks(ctx) > peer) & (peer >= 0), "dl: the peer is not a rank of the team of ctx")
     # The hint keeps 16-byte accesses. On the bytes, since a division by 1 is folded away with a hint of its own.
     return tl.multiple_of(tl.load(ctx + _DELTAS + peer), 64) // ITEMSIZE
 

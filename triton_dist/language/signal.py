@@ -211,8 +211,8 @@ def fence_dot(ctx):
 
     Call it between the two in a kernel that must also run on `ascend`, where matrix and vector units are separate cores
     that run separate halves of the program, and the notify belongs to the vector half. Loop over tiles with `while`
-    there (a persistent `for` loses the synchronisation), and use op="set": a half may run on two vector cores, and an
-    add would count twice. Elsewhere it does nothing.
+    there (a persistent `for` loses the synchronisation), also round a `wait` before a product, and use op="set": the vector
+    half runs on two cores, and an add would count twice. Elsewhere it does nothing.
     """
     target.dot_stored()
 

@@ -9,7 +9,7 @@ from .codes import OpEngineType
 class OptionalAttr:
     """Times are in seconds: `shm_init_timeout` bounds the rendezvous, `shm_create_timeout` the mapping of the heaps,
     `control_operation_timeout` every later wait (TRITON_DIST_WAIT_TIMEOUT overrides it). `data_op_engine_type` and
-    `sockFd` matter to the wheel alone."""
+    `sockFd` matter to the wheel alone: ascend passes the former on (MTE | ROCE reaches other hosts)."""
 
     version: int = 1
     data_op_engine_type: int = OpEngineType.MTE

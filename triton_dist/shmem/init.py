@@ -3,10 +3,9 @@
 import json
 import os
 import secrets
-import socket
 
 from .. import backends
-from ..backends import processes
+from ..backends import addresses, processes
 from ..errors import ShmemError, TritonDistError
 from . import codes, log, rendezvous, world
 from .attributes import InitAttr
@@ -44,7 +43,7 @@ def aclshmem_get_unique_id():
         scheme = "tcp6" if session.startswith("[") else "tcp"
         host, port = rendezvous.parse_ip_port(f"{scheme}://{session}")
     else:
-        host, port = _own_address(), 0
+        host, port = addresses.own_address(loopback=backends.platform().process_group == "gloo"), 0
     try:
         store = rendezvous.serve(host, port, 120)
     except (RuntimeError, OSError) as error:
@@ -54,23 +53,6 @@ def aclshmem_get_unique_id():
     token = secrets.token_hex(16)
     rendezvous.keep(f"{host}:{store.port}", store)
     return json.dumps({"host": host, "port": store.port, "token": token}).encode()
-
-
-def _own_address():
-    interface = os.environ.get("SHMEM_UID_SOCK_IFNAME", "").partition(":")[0]
-    if interface:
-        import fcntl
-        import struct
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
-            except OSError as error:
-                raise ShmemError(f"SHMEM_UID_SOCK_IFNAME={interface!r} has no IPv4 address", codes.BOOTSTRAP) from error
-        return socket.inet_ntoa(found[20:24])
-    if backends.platform().process_group == "gloo":
-        return "127.0.0.1"
-    return socket.gethostbyname(socket.gethostname())
 
 
 def _check(attributes):
@@ -121,7 +103,7 @@ def _init(attributes, uid=None):
                 raise ShmemError(f"InitAttr.local_mem_size is {nbytes}: give 1 to {limit}", codes.INVALID_PARAM)
             platform = backends.platform()
             platform.prepare(rank)
-            heap = platform.heap(rank, n_ranks, nbytes)
+            heap = platform.heap(rank, n_ranks, nbytes, options)
             descriptor = heap.descriptor
         except Exception as error:
             problem, code = str(error), _code(error)
@@ -234,7 +216,8 @@ def aclshmemx_init_status():
 
 
 def set_conf_store_tls(enable, tls_info):
-    """The wheel's TLS switch for its own rendezvous. Ours has none: on cpu and nvidia False gives 0, True -100."""
+    """The wheel's TLS switch for its own rendezvous. Ours has none: on cpu and nvidia False gives 0, True -100. On ascend the
+    wheel is told at the next init, whose code is then the answer; without this call it is told False."""
     if not isinstance(enable, (bool, int)) or not isinstance(tls_info, (str, bytes)):
         log.error(f"set_conf_store_tls({enable!r}, {tls_info!r}): give a bool and a str")
         return codes.INVALID_PARAM
@@ -272,5 +255,8 @@ def aclshmem_info_get_name():
 
 
 def process_group_backend():
-    """The name of torch.distributed's backend for this platform: "gloo", "nccl" or "hccl"."""
-    return backends.platform().process_group
+    """The name of torch.distributed's backend for this platform: "gloo", "nccl" or "hccl". torch knows it then: on ascend
+    torch_npu is imported; BackendError says what is missing."""
+    platform = backends.platform()
+    platform.load()
+    return platform.process_group

@@ -57,18 +57,18 @@ class Handoffs:
     does not need, even where streams share a hardware queue.
 
     Args:
-        parts: of a buffer, 1 or more, equal on all ranks.
-        team: team id. Collective over all ranks of the heap; 64 bytes of symmetric memory a word, num_ranks * (parts + 1)
-            words.
+        parts: of a buffer, 1 or more, equal on all ranks of the team.
+        team: team id. Collective over all ranks of the heap.
+        signals: num_ranks * (parts + 1) zeroed signals, or more, which stay the caller's; None: made here, see `free`.
     """
 
-    def __init__(self, parts, team=codes.TEAM_WORLD):
+    def __init__(self, parts, team=codes.TEAM_WORLD, signals=None):
         self._heap = world.current("Handoffs()").heap
         ranks, me = teams.team_n_pes(team), teams.team_my_pe(team)
         self._parts, self._rank = parts, me
-        self.signals = memory.create_signals(ranks * (parts + 1))
-        self.signals[ranks * parts :, 0] = 1  # `free`, a word for each reader, behind `full`, one for each writer and part
-        teams.barrier_all(team)
+        self.signals = memory.create_signals(ranks * (parts + 1)) if signals is None else signals
+        self.signals[ranks * parts : ranks * (parts + 1), 0] = 1  # `free` of each reader, behind `full` of each writer and part
+        teams.barrier_all()
         width = self.signals.stride(0) * self.signals.itemsize
         first = [memory.peer_tensor(self.signals, peer, team).data_ptr() for peer in range(ranks)]
         free = ranks * parts * width
@@ -90,5 +90,5 @@ class Handoffs:
         self._heap.set_word(self._free_there[writer])
 
     def free(self):
-        """Gives the symmetric memory back. Collective over all ranks; nothing may be under way."""
+        """Gives signals that were made here back. Collective over all ranks; nothing may be under way."""
         memory.aclshmem_free_tensor(self.signals)

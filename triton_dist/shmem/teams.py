@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import context as table
-from ..errors import ShmemError
+from ..errors import CollectiveMismatchError, ShmemError
 from . import codes, log, world
 from .attributes import TeamConfig
 
@@ -189,11 +189,23 @@ def barrier_all(team=codes.TEAM_WORLD):
     made.collective(call, made.team(team, call))
 
 
-def check_alike(call, team=codes.TEAM_WORLD):
+def check_alike(call, team=codes.TEAM_WORLD, problem=None):
     """Raises CollectiveMismatchError on all members of the team alike unless all give the same text. A full barrier.
 
     For collective functions built on this library: `call` is the call as the user would write it, with every argument
-    that the ranks must agree on, e.g. "create_context(M=8)".
+    that the ranks must agree on, e.g. "create_context(M=8)". `problem` is what this rank finds wrong with its own arguments,
+    None: nothing. If any rank has one, all get a ValueError that names it.
     """
     made = world.current(call)
-    made.collective(call, made.team(team, call))
+    try:
+        made.collective(call, made.team(team, call), problem=problem)
+    except ShmemError as error:
+        if error.code == codes.INVALID_PARAM and not isinstance(error, CollectiveMismatchError):
+            raise ValueError(str(error)) from None
+        raise
+
+
+def gather(call, value, team=codes.TEAM_WORLD):
+    """Every member's `value` (anything JSON), in team order. All give the same `call`, as for `check_alike`. A full barrier."""
+    made = world.current(call)
+    return made.collective(call, made.team(team, call), extra=value)

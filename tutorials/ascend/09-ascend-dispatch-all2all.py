@@ -180,6 +180,8 @@ def dispatch_kernel(
         tl.store(out_counts_ptr + tl.where(mine, experts - me * PER, 0), total, mask=mine)
 
     # 4. Send. A tile of tokens goes to a peer in one masked store: the lines without an expert there stay where they are.
+    # (`goes` is in the index, too, because of an NPU's compiler: a tile without gaps and a mask that is no range become a
+    # load of the whole tile, a choice, and a store of the whole tile, lines of other programs included.)
     lane, j, h = tl.arange(0, BLOCK_T), tl.arange(0, K_PAD), tl.arange(0, BLOCK_H)
     start = first
     while start < end:
@@ -191,17 +193,17 @@ def dispatch_kernel(
         e = tl.maximum(tl.load(ids_ptr + slot, mask=inside, other=0), 0)
         row = tl.where(kept, number + tl.load(base_ptr + pid * E + e, mask=kept, other=0), 0)
         from_row = t.to(tl.int64)[:, None] * H
-        to_row = (tl.cast(me * T, tl.int64) + t)[:, None] * H
+        tokens = (t < end)[:, None]
         for i in range(1, world + 1):
             peer = dl.owner_first(i, me, world)  # the next rank first, the own one last
             here = kept & (e // PER == peer)
             goes = tl.sum(here.to(tl.int32), 1) > 0
+            to_row = tl.where(goes, tl.cast(me * T, tl.int64) + t, 0)[:, None] * H
             dl.remote_store(origin_ptr + row, me * T * topk + slot, peer, ctx, here)
             for column in range(0, H, BLOCK_H):
                 cols = (column + h)[None, :]
-                mask = goes[:, None] & (cols < H)
-                tile = tl.load(x_ptr + from_row + cols, mask=mask)
-                dl.remote_store(inbox_ptr + to_row + cols, tile, peer, ctx, mask)
+                tile = tl.load(x_ptr + from_row + cols, mask=tokens & (cols < H))
+                dl.remote_store(inbox_ptr + to_row + cols, tile, peer, ctx, goes[:, None] & (cols < H))
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled_ptr, me), ctx, 1, "add")
 

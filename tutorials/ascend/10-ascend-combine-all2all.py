@@ -124,9 +124,9 @@ def combine_kernel(
             for j in range(0, topk):
                 slot = t * topk + j
                 kept = tl.load(ids_ptr + slot, mask=t < T, other=-1) >= 0
-                weight = tl.load(weights_ptr + slot, mask=kept, other=0.0)
-                answer = tl.load(returned + slot[:, None] * H + cols, mask=inside & kept[:, None], other=0.0)
-                acc += weight[:, None] * answer.to(tl.float32)
+                weight = tl.load(weights_ptr + slot, mask=t < T, other=0.0)
+                answer = tl.load(returned + slot[:, None] * H + cols, mask=inside, other=0.0)
+                acc += tl.where(kept[:, None], weight[:, None] * answer.to(tl.float32), 0.0)
             tl.store(out_ptr + t[:, None] * H + cols, acc.to(out_ptr.dtype.element_ty), mask=inside)
         start += programs * BLOCK_T
 

@@ -5,8 +5,8 @@ from . import Case, types
 CASES = []
 
 
-def _case(name, source, signature, **constants):
-    CASES.append(Case(name, f"triton_dist/kernels/{source}", types(signature), constants))
+def _case(name, source, signature, refused=None, **constants):
+    CASES.append(Case(name, f"triton_dist/kernels/{source}", types(signature), constants, refused))
 
 
 for t, size in (("i8", 1), ("i16", 2), ("i32", 4), ("i64", 8)):
@@ -40,18 +40,24 @@ for t, size in (("i8", 1), ("i16", 2), ("i32", 4), ("i64", 8)):
         **tiles,
     )  # fmt: skip
 
+
+
+def _dispatch(name, t, payload, ids="i32", refused=None):
+    _case(
+        f"moe_dispatch {name}", "moe_dispatch.py:moe_dispatch_kernel",
+        f"x: *{t}, ids: *{ids}, owners: *i32, first_expert: *i32, out: *{payload}, out_scales: *fp32, out_counts: *i32, "
+        "number: *i32, out_origin: *i32, out_rows: *i32, totals: *i32, "
+        f"inbox: *{payload}, scales: *fp32, source: *i32, origin: *i32, counts: *i32, arrived: *i32, counted: *i32, "
+        "filled: *i32, place: *i32, partial: *i32, base: *i32, epochs: *i32, "
+        "T: i32, H: i32, topk: i32, E: i32, max_tokens: i32, max_received: i32, max_rows: i32, stride_x: i32, "
+        "stride_t: i32, ctx: *i64",
+        refused, stride_k=1, BLOCK_T=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t,
+    )  # fmt: skip
+
+
 for t in ("fp16", "bf16", "fp32"):
     for ids in ("i32", "i64") if t == "bf16" else ("i32",):
-        _case(
-            f"moe_dispatch {t} ids {ids}", "moe_dispatch.py:moe_dispatch_kernel",
-            f"x: *{t}, ids: *{ids}, owners: *i32, first_expert: *i32, out: *{t}, out_scales: *fp32, out_counts: *i32, "
-            "number: *i32, out_origin: *i32, out_rows: *i32, totals: *i32, "
-            f"inbox: *{t}, scales: *fp32, source: *i32, origin: *i32, counts: *i32, arrived: *i32, counted: *i32, "
-            "filled: *i32, place: *i32, partial: *i32, base: *i32, epochs: *i32, "
-            "T: i32, H: i32, topk: i32, E: i32, max_tokens: i32, max_received: i32, max_rows: i32, stride_x: i32, "
-            "stride_t: i32, ctx: *i64",
-            stride_k=1, BLOCK_T=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=False,
-        )  # fmt: skip
+        _dispatch(f"{t} ids {ids}", t, t, ids)
     _case(
         f"moe_combine {t}", "moe_combine.py:moe_combine_kernel",
         f"y: *{t}, weights: *fp32, out: *{t}, origin: *i32, number: *i32, rows: *i32, returned: *{t}, filled: *i32, "
@@ -59,3 +65,4 @@ for t in ("fp16", "bf16", "fp32"):
         "stride_out: i32, ctx: *i64",
         stride_wk=1, BLOCK_T=8, BLOCK_H=512,
     )  # fmt: skip
+_dispatch("bf16 as fp8", "bf16", "fp8e4nv", refused="fp8")

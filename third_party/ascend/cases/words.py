@@ -25,6 +25,8 @@ for word in ("put_2d", "get_2d"):
 _case("remote_load", "x: *fp16, out: *fp16, n: i32, peer: i32, ctx: *i64", BLOCK=1024)
 _case("remote_store", "x: *fp16, out: *fp16, n: i32, peer: i32, ctx: *i64", BLOCK=1024)
 _case("symm_at_block_pointer", "x: *fp16, out: *fp16, M: i32, N: i32, peer: i32, ctx: *i64", BLOCK_M=32, BLOCK_N=64)
+_case("put constant peer", "dst: *fp16, src: *fp16, n: i32, ctx: *i64", peer=1, BLOCK=1024)
+_case("put one element", "dst: *fp16, src: *fp16, peer: i32, ctx: *i64", n=1, BLOCK=1024)
 _case("symm_at_peers", "x: *fp16, out: *fp16, ctx: *i64", BLOCK=64)
 
 for t in ("i32", "i64"):
@@ -42,6 +44,7 @@ for t in ("i32", "i64"):
     _case(f"barrier_all {t}", f"sig: *{t}, ctx: *i64")
     _case(f"barrier_clear {t}", f"sig: *{t}, ctx: *i64", no_add)
     _case(f"barrier_grid {t}", f"sig: *{t}, ctx: *i64", no_add)
+_case("notify constant peer", "x: *i32, sig: *i32, v: i32, ctx: *i64", peer=1, OP="set")
 _case("notify_default", "x: *i32, sig: *i32, peer: i32, ctx: *i64")
 _case("wait_unused", "x: *i32, out: *i32, sig: *i32, v: i32, ctx: *i64")
 _case("wait_in_if", "x: *i32, out: *i32, sig: *i32, v: i32, ctx: *i64")
@@ -55,6 +58,8 @@ for t in ("i32", "u32", "fp32"):
         _case(f"atomic {op} {t}", f"p: *{t}, v: {t}, peer: i32, ctx: *i64", refused, OP=op)
         _case(f"atomic_scalar {op} {t}", f"p: *{t}, v: {t}, peer: i32, ctx: *i64", refused, OP=op)
 _case("tile_order", "out: *i32, m: i32, n: i32, ctx: *i64")
+
+_case("atomic constant peer", "p: *i32, v: i32, ctx: *i64", peer=1, OP="add")
 
 # What Ascend, or any target, refuses by name.
 _ATOMIC = "p: *{0}, v: {0}, peer: i32, ctx: *i64"

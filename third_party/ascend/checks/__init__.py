@@ -11,21 +11,25 @@ compiler's library calls do to global memory (access.py), and fail on one that t
 |---|---|
 | waits | each wait is a loop that loads its signal afresh; none has vanished; none polls through a cache or under a lock |
 | publishes | on every path to a signal a full barrier follows every store |
+| barriers | each barrier of the source is there, in as many loops |
 | remote | what went to a peer still goes through the context table, to the same peer, by the same element size |
 | dot signals | in a kernel split in halves, signals come after the cube half's tiles, by a flag that nothing else uses |
-| complete | no store or atomic has vanished, and what is stored was computed |
+| complete | no access of global memory has vanished, and what is stored was computed |
+| lanes | a store does not write back lanes that its mask excludes |
 | atomics | each happens once, by the hardware |
 
 They say nothing of what hivmc and the hardware make of the HIVM. Standard library only.
 """
 
-from . import atomics, complete, dots, publishes, remote, waits
+import functools
+
+from . import atomics, barriers, complete, dots, lanes, publishes, remote, waits
 from .access import Kernel
 from .mlir import ParseError, parse
 from .result import Check
 
-CHECKS = (waits, publishes, remote, dots, complete, atomics)
-NAMES = ("waits", "publishes", "remote", "dot signals", "complete", "atomics")
+CHECKS = (waits, publishes, barriers, remote, dots, complete, lanes, atomics)
+NAMES = ("waits", "publishes", "barriers", "remote", "dot signals", "complete", "lanes", "atomics")
 
 __all__ = ["CHECKS", "NAMES", "Check", "run_checks"]
 
@@ -50,9 +54,14 @@ def run_checks(lowered):
 
 def kernels(ttir, hivm):
     """(the Kernel of a TTIR text, those of the device functions of its HIVM: one, or a cube and a vector half)."""
-    module = parse(ttir)
-    (function,) = module.functions()
-    source = Kernel(module, function)
+    source = _source(ttir)
     final = parse(hivm)
     entries = [f for f in final.functions() if "DEVICE" in f.attributes.get("hacc.function_kind", "")]
     return source, [Kernel(final, f, len(source.numbers), source.tables) for f in entries]
+
+
+@functools.lru_cache(maxsize=4)
+def _source(ttir):
+    module = parse(ttir)
+    (function,) = module.functions()
+    return Kernel(module, function)

@@ -59,7 +59,7 @@ class Access:
     def where(self):
         arguments = ", ".join(f"argument {n}" for n in sorted(self.arguments)) or "no argument"
         whose = " at a peer" if self.translated else ""
-        return f"{self.kind} to {arguments}{whose}"
+        return f"{self.kind} {'of' if self.kind == 'load' else 'to'} {arguments}{whose}"
 
     def __str__(self):
         return f"{self.op} ({self.where})"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from .complete import writes_on_a_path
+from .paths import most
 from .result import verdict
 
 _HARDWARE = ("add", "max", "min")
@@ -14,8 +14,8 @@ def check(ttir, parts):
     made under a lock, which holds off the programs of this launch alone, unless its old value is used at a scope of this
     device."""
     atomics = [w for w in ttir.writes if w.op.name.startswith("tt.atomic")]
-    wanted = Counter({k: n for k, n in writes_on_a_path(ttir).items() if k[0] not in ("store",)})
-    found, wrong, locks = Counter(), [], 0
+    wanted = Counter(_on_a_path(ttir))
+    found, wrong, locks = Counter(), [], []
     for atomic in atomics:
         used = any(result in ttir.flow.used for result in atomic.op.results)
         if atomic.kind not in _HARDWARE:
@@ -24,20 +24,27 @@ def check(ttir, parts):
             wrong.append(f"the old value of {atomic} of the TTIR is used: it is read apart, under a lock of this launch")
     allowed = sum(any(result in ttir.flow.used for result in a.op.results) for a in atomics)
     for part in parts:
-        found.update({k: n for k, n in writes_on_a_path(part).items() if k[0] not in ("store", "unknown")})
-        locks += sum(a.kind == "lock" for a in part.accesses)
+        found.update(_on_a_path(part))
+        locks += [access.op for access in part.accesses if access.kind == "lock"]
         if part.mixed and part.part == "AIV":
             wrong += [
                 f"{write} is made by both vector cores of a block, so it counts twice"
                 for write in part.writes
                 if write.kind == "add" and not _by_one_core(part, write)
             ]
-    if locks > allowed:
-        wrong.append(f"{locks - allowed} atomics are made under a lock that holds off this launch alone")
+    if len(locks) > allowed:
+        where = ", ".join(map(str, locks))
+        wrong.append(f"{len(locks) - allowed} atomics are made under a lock that holds off this launch alone: {where}")
     for key in wanted:
         if found[key] != wanted[key]:
             wrong.append(f"{key[0]} to argument {sorted(key[1])}: {found[key]} times on a path, {wanted[key]} in the TTIR")
     return verdict("atomics", wrong, atomics, f"{len(atomics)} atomics, each made once")
+
+
+def _on_a_path(kernel):
+    """How many atomics of a key a path makes: {key: count}."""
+    atomics = {w.op: w.key for w in kernel.writes if w.kind not in ("store", "unknown")}
+    return most(kernel.function, lambda op: [atomics[op]] if op in atomics else [])
 
 
 def _by_one_core(part, write):

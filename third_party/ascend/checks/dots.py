@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from .paths import depth, follow
+from .paths import depth, early, follow
 from .result import Check, verdict
 from .signals import signals
 
@@ -103,12 +103,15 @@ def _flags(part):
 
 
 def _unpaired(cubes, vectors):
+    """Flags that one half sets and the other does not await as often, in as many loops."""
     out = []
     for setters, waiters in ((cubes, vectors), (vectors, cubes)):
-        sets = {flag: op for part in setters for op, word, _, _, flag in _flags(part) if word == "set"}
-        waits = {flag: op for part in waiters for op, word, _, _, flag in _flags(part) if word == "wait"}
-        out += [f"{sets[flag]} sets flag {flag}, for which the other half does not wait" for flag in sets.keys() - waits]
-        out += [f"{waits[flag]} waits for flag {flag}, which the other half does not set" for flag in waits.keys() - sets]
+        sets = {(flag, depth(op)): op for part in setters for op, word, _, _, flag in _flags(part) if word == "set"}
+        waits = {(flag, depth(op)): op for part in waiters for op, word, _, _, flag in _flags(part) if word == "wait"}
+        set_often = Counter((flag, depth(op)) for p in setters for op, word, _, _, flag in _flags(p) if word == "set")
+        awaited = Counter((flag, depth(op)) for p in waiters for op, word, _, _, flag in _flags(p) if word == "wait")
+        out += [f"{sets[key]} sets flag {key[0]}, for which the other half does not wait" for key in set_often - awaited]
+        out += [f"{waits[key]} waits for flag {key[0]}, which the other half does not set" for key in awaited - set_often]
     return out
 
 
@@ -148,40 +151,12 @@ def _stores_without_set(cube, flags):
 
 def _signals_before_wait(ttir, announced, vectors):
     """Signals that every path of the TTIR makes after a wait of its turn of the loop, and HIVM does not."""
-    early = _early(ttir.function, [op for op in ttir.function.walk() if (_custom(op) or "")[:1] == ("wait",)])
-    late = {signal.key for op, signal in announced.items() if op not in early}
-    late -= {signal.key for signal in signals(ttir) if signal.op in early}
+    before = early(ttir.function, {op for op in ttir.function.walk() if (_custom(op) or "")[:1] == ("wait",)})
+    late = {signal.key for op, signal in announced.items() if op not in before}
+    late -= {signal.key for signal in signals(ttir) if signal.op in before}
     wrong = []
     for part in vectors:
-        waits = [op for op, word, _, _, flag in _flags(part) if word == "wait" and flag in _flags_of_source(ttir)]
-        early = _early(part.function, waits)
-        wrong += [f"{w} may come before the cube half's flag" for w in part.writes if w.key in late and w.op in early]
+        waits = {op for op, word, _, _, flag in _flags(part) if word == "wait" and flag in _flags_of_source(ttir)}
+        before = early(part.function, waits)
+        wrong += [f"{w} may come before the cube half's flag" for w in part.writes if w.key in late and w.op in before]
     return wrong
-
-
-def _early(function, waits):
-    """Operations that a path from the start, or from a later turn of a loop with a wait in it, reaches without a wait."""
-    loops = {loop for op in waits for loop in _enclosing(op)}
-    ends = {_last(loop) for loop in loops}
-    out = set()
-
-    def step(op, facts):
-        if op in waits:
-            return frozenset()
-        if facts:
-            out.add(op)
-        return frozenset({"early"}) if op in ends else facts
-
-    follow(function, step, frozenset({"early"}))
-    return out
-
-
-def _enclosing(op):
-    while op.parent is not None:
-        op = op.parent
-        if op.name in ("scf.for", "scf.while"):
-            yield op
-
-
-def _last(loop):
-    return loop.regions[-1].blocks[-1].ops[-1]

@@ -9,6 +9,7 @@ an attribute dictionary's does not; a block argument touches its colon (`%x: i32
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""
@@ -34,8 +35,7 @@ class ParseError(ValueError):
     """The text is not the MLIR that this reader knows; names the line."""
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     kind: str
     text: str
     line: int

@@ -1,42 +1,51 @@
 """What may hold at a place of a function on some path to it, through structured control flow."""
 
 
-def follow(function, step, state=frozenset()):
+LOOPS = ("scf.for", "scf.while")
+
+
+def follow(function, step, state=frozenset(), turning=False, again=None):
     """Walks every path through a function with a set of facts.
 
     step(op, facts) returns the facts after an operation; it is called for all but those of control flow, more than once
     for what lies in loops. Where paths meet the facts are united: a fact says what may be, so what must be is the absence
     of its contrary. Returns the facts at the end.
+    turning: leave out the paths on which an scf.for makes no turn.
+    again(loop, facts): the facts with which a further turn begins, of those at the end of a turn; default: the same.
     """
-    return _region(function.regions[0], state, step)
+    return _Walk(step, turning, again or (lambda loop, facts: facts)).region(function.regions[0], state)
 
 
-def _region(region, state, step):
-    for block in region.blocks:
-        for op in block.ops:
-            state = _op(op, state, step)
-    return state
+class _Walk:
+    def __init__(self, step, turning, again):
+        self.step, self.turning, self.again = step, turning, again
 
+    def region(self, region, state):
+        for block in region.blocks:
+            for op in block.ops:
+                state = self.op(op, state)
+        return state
 
-def _op(op, state, step):
-    if op.name == "scf.if":
-        ends = [_region(region, state, step) for region in op.regions]
-        return frozenset().union(*ends, *([state] if len(ends) == 1 else []))
-    if op.name == "scf.for":
-        return _loop(lambda before: _region(op.regions[0], before, step), state)
-    if op.name == "scf.while":
-        turn = lambda before: _region(op.regions[1], _region(op.regions[0], before, step), step)  # noqa: E731
-        return _region(op.regions[0], _loop(turn, state), step)
-    return step(op, state)
+    def op(self, op, state):
+        if op.name == "scf.if":
+            ends = [self.region(region, state) for region in op.regions]
+            return frozenset().union(*ends, *([state] if len(ends) == 1 else []))
+        if op.name == "scf.for":
+            end = self.turns(op, state, lambda head: self.region(op.regions[0], head))
+            return end if self.turning else state | end
+        if op.name == "scf.while":
+            end = self.turns(op, state, lambda head: self.region(op.regions[1], self.region(op.regions[0], head)))
+            return self.region(op.regions[0], state | end)
+        return self.step(op, state)
 
-
-def _loop(turn, state):
-    """The facts at the head of a loop, when those at the end of a turn are added until nothing changes."""
-    while True:
-        after = state | turn(state)
-        if after == state:
-            return state
-        state = after
+    def turns(self, loop, state, turn):
+        """The facts at the end of any turn."""
+        while True:
+            end = turn(state)
+            head = state | self.again(loop, end)
+            if head == state:
+                return end
+            state = head
 
 
 def most(function, wanted):
@@ -60,10 +69,31 @@ def _count(region, wanted):
     return total
 
 
-def depth(op):
-    """How many loops enclose an operation."""
-    n = 0
+def enclosing(op):
+    """The loops around an operation, the innermost first."""
     while op.parent is not None:
         op = op.parent
-        n += op.name in ("scf.for", "scf.while")
-    return n
+        if op.name in LOOPS:
+            yield op
+
+
+def depth(op):
+    """How many loops enclose an operation."""
+    return len(list(enclosing(op)))
+
+
+def early(function, gates, turning=False):
+    """Operations that a path reaches without an operation of `gates` since the start, or since the beginning of a further
+    turn of a loop that has one. turning: see `follow`."""
+    gated = {loop for gate in gates for loop in enclosing(gate)}
+    facts, out = frozenset({"early"}), set()
+
+    def step(op, facts):
+        if op in gates:
+            return frozenset()
+        if facts:
+            out.add(op)
+        return facts
+
+    follow(function, step, facts, turning, lambda loop, end: facts if loop in gated else end)
+    return out

@@ -1,5 +1,6 @@
 """Data are stored before the signal that announces them."""
 
+from .barriers import is_full_barrier
 from .paths import follow
 from .result import verdict
 from .signals import signals
@@ -26,7 +27,7 @@ def unordered(part, found):
     wrong = {}
 
     def step(op, unfenced):
-        if op.name == "hivm.hir.pipe_barrier" and "PIPE_ALL" in op.words:
+        if is_full_barrier(op):
             return frozenset()
         if op in signal_ops and unfenced:
             stores = ", ".join(str(writes[store]) for store in sorted(unfenced, key=lambda o: o.line))

@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from .paths import follow
+from .dataflow import terminator
+from .paths import early, enclosing, follow
 from .result import verdict
 from .signals import spins
 
@@ -10,7 +11,7 @@ from .signals import spins
 def check(ttir, parts):
     """Every waiting loop of the TTIR is there in HIVM (in the vector half of a mixed kernel; in the cube half too, handed
     over from the vector half, where tiles that are multiplied are loaded after it), and polls by DMA, without a lock:
-    the scalar unit reads through a cache that nothing refreshes."""
+    the scalar unit reads through a cache that nothing refreshes. What is loaded after the wait is still loaded after it."""
     wrong, wanted = [], Counter(spin.key for spin in spins(ttir))
     places = {spin.key: spin for spin in spins(ttir)}
     found = Counter()
@@ -42,6 +43,7 @@ def check(ttir, parts):
                 f"{len(needed)} waits come before tiles that are multiplied, such as {needed[0].loop} of the TTIR, but the "
                 f"cube half {cube[0].function} has {there} loops that follow the vector half's"
             )
+    wrong += [sentence for part in parts for sentence in _hoisted(ttir, part)]
     return verdict("waits", wrong, wanted, f"{sum(wanted.values())} waits, each a loop with a load from global memory")
 
 
@@ -55,20 +57,13 @@ def _locked(part):
                 held = held | {op}
             elif access.kind == "unlock":
                 held = frozenset()
-        for loop in _loops(op):
+        for loop in enclosing(op):
             if held:
                 out[loop] = next(iter(held))
         return held
 
     follow(part.function, step)
     return out
-
-
-def _loops(op):
-    while op.parent is not None:
-        op = op.parent
-        if op.name == "scf.while":
-            yield op
 
 
 def _before_dot(ttir):
@@ -81,16 +76,9 @@ def _before_dot(ttir):
     order = {op: n for n, op in enumerate(ttir.function.walk())}
 
     def after(loop, load):
-        return order[load] > order[loop] or any(load.inside(outer) for outer in _outer(loop))
+        return order[load] > order[loop] or any(load.inside(outer) for outer in enclosing(loop))
 
     return [spin for spin in spins(ttir) if any(after(spin.loop, load) and not load.inside(spin.loop) for load in loads)]
-
-
-def _outer(op):
-    while op.parent is not None:
-        op = op.parent
-        if op.name in ("scf.for", "scf.while"):
-            yield op
 
 
 def _handed_over(part):
@@ -101,3 +89,30 @@ def _handed_over(part):
         if any(not load.arguments for load in spin.loads)
         and any(op.name == "hivm.hir.sync_block_wait" for op in spin.loop.walk())
     ]
+
+
+def _hoisted(ttir, part):
+    """Loads that the TTIR makes after a wait of its turn of the loop, and HIVM before it."""
+    late = _late(ttir, spins(ttir))
+    turns = _handed_over(part) if part.part == "AIC" else spins(part)
+    before = early(part.function, _gates(turns), turning=True)
+    polls = {load for spin in turns for load in spin.loads}
+    return [
+        f"{load} is made before the wait that the TTIR makes it after"
+        for load in part.accesses
+        if load.key in late and load.op in before and load not in polls
+    ]
+
+
+def _gates(turns):
+    return {terminator(spin.loop.regions[0]) for spin in turns}
+
+
+def _late(ttir, turns):
+    """Keys of loads that every path of the TTIR makes after a wait. The context table does not change: it may be read at
+    any time."""
+    if not turns:
+        return set()
+    before = early(ttir.function, _gates(turns), turning=True)
+    loads = [a for a in ttir.accesses if a.kind == "load" and not a.arguments <= ttir.tables]
+    return {a.key for a in loads if a.op not in before} - {a.key for a in loads if a.op in before}

@@ -6,6 +6,11 @@ what orders a store before its signal and a load after its wait. Known miscompil
 - a set is a block store: a scalar `atomic_xchg` is deleted;
 - the old value of an atomic is a separate load, a 64-bit atomic takes a lock of its own device, and `atomic_cas` is not
   atomic across devices: all three are refused;
+- a kernel with a `tl.dot` runs in two halves, on a matrix core and on two vector cores. Stores of the vector half are done
+  by one of the two, atomics by both: signals of such kernels are sets. And round a wait before a product the loop must be a
+  `while`: in a `for` the compiler lets the matrix half run ahead of the vector half's wait;
+- a pointer chosen by an `if` crashes the compiler; a load with a mask that is no range reads all lanes, a store with such a
+  mask to a tile without gaps writes all lanes, those that the mask excludes with what it read;
 - there is no fp8: copy such tensors through their int8 views.
 """
 

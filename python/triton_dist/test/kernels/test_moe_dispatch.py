@@ -211,7 +211,7 @@ def wrong_operands():
         "hidden is 0": dict(hidden=0),
         "dtype is torch.int8": dict(dtype=torch.int8),
         "placement is .*not decreasing": dict(placement=[0, 1, 0, 1]),
-        "give 4 ranks of 0 to 1": dict(placement=[0, 0, 1]),
+        "give the rank of each of the 4 experts, 0 to 1": dict(placement=[0, 0, 1]),
         "max_rows is -1": dict(max_rows=-1),
         "BLOCK_Q": dict(config={"BLOCK_Q": 1}),
         "do not fit 31 bits": dict(max_tokens=2**30),

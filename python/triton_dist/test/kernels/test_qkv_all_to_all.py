@@ -204,7 +204,7 @@ def wrong_operands():
         "Hq is 3: give a multiple of the 2 ranks and of Hkv = 1": (4, 3, 1, 8),
         "Hq is 4: give a multiple of the 2 ranks and of Hkv = 3": (4, 4, 3, 8),
         "Hkv is 3: give a multiple or a divisor of the 2 ranks": (4, 6, 3, 8),
-        "Hq is 4, Hkv is 0": (4, 4, 0, 8),
+        "Hkv is 0: give an integer of 1 or more": (4, 4, 0, 8),
         "S is -1": (-1, 4, 4, 8),
     }.items():
         with pytest.raises(ValueError, match=f"rank {me}: create_qkv_all_to_all_context: {text}"):

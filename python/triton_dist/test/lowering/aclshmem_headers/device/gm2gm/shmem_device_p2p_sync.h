@@ -1,0 +1,1 @@
+#include "shmem_device_rma.h"

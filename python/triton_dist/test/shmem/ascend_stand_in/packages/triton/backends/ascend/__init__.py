@@ -1,0 +1,1 @@
+"""Where triton-ascend has its backend."""
