@@ -11,9 +11,9 @@ How it works. Every program numbers its tokens' slots by expert, and its tokens 
 over programs, one line of E + W + 1 numbers a rank, go to every rank (`counts`, signal `counted[s]`: set by one program of
 rank s to the number of the call). From that matrix all ranks derive the same things: where each rank's tokens begin in every
 inbox, the row of every slot, and whether anything overflows anywhere; if so nobody sends. Then a program puts its
-tokens into the peers' inboxes, and for every slot two words: the token's place in the inbox and where it came from; the
-tokens that stay here go straight into their rows (place -1), while the others are on their way. `filled[s]` counts rank s's
-programs that have done so. At last the other rows are gathered from the inbox into the result.
+tokens into the inboxes, and for every slot two words: the token's place in the inbox and where it came from; tokens that
+stay here may go straight into their rows (place -1, see PLACE_OWN), while the others are on their way. `filled[s]` counts
+rank s's programs that have done so. At last the other rows are gathered from the inbox into the result.
 
 Why nothing is overwritten early, whatever the number of ranks. A rank's counts of call e say that it has finished call
 e - 1, because its calls follow one another on its stream. Inbox and maps are written in call e only after the counts of
@@ -51,6 +51,9 @@ from .moe_routing import count_slots, expert_of, expert_owners, grouped, sum_lin
 from .operator_context import OperatorContext, agreement, begin
 
 PAYLOAD_FP8 = torch.float8_e4m3fn
+# Whether a rank's own tokens go straight into their rows, and not by way of its inbox. On Ascend a store of chosen rows becomes
+# a load, a choice and a store, which would write other rows back.
+PLACE_OWN = triton_dist.backend == "nvidia"
 GROUP = 128  # columns that share an fp32 scale
 FP8_MAX = 448.0
 TINY = 2.0**-100  # a group's largest value counts as at least this: its scale must not vanish
@@ -119,12 +122,30 @@ def _place_rows(
 
 
 @triton.jit
+def _gather_rows(
+    out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H: tl.constexpr, FP8: tl.constexpr
+):
+    """The inbox's places `at` into the valid ones of the rows."""
+    of, to = tl.maximum(at, 0).to(tl.int64)[:, None], row.to(tl.int64)[:, None]
+    h = tl.arange(0, BLOCK_H)
+    for first in range(0, H, BLOCK_H):
+        mask = valid[:, None] & (first + h < H)[None, :]
+        tl.store(out + to * H + (first + h)[None, :], tl.load(inbox + of * H + (first + h)[None, :], mask=mask), mask=mask)
+    if FP8:
+        groups = tl.cdiv(H, _GROUP)
+        for first in range(0, groups, 64):
+            group = (first + tl.arange(0, 64))[None, :]
+            mask = valid[:, None] & (group < groups)
+            tl.store(out_scales + to * groups + group, tl.load(scales + of * groups + group, mask=mask), mask=mask)
+
+
+@triton.jit
 def moe_dispatch_kernel(
     x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
     inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
-    FP8: tl.constexpr,
+    FP8: tl.constexpr, PLACE_OWN: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -191,44 +212,37 @@ def moe_dispatch_kernel(
         owner = tl.load(owners + e, mask=kept, other=0)
         row = tl.where(kept, n + tl.load(base + pid * width + e, mask=kept, other=0), 0)
         spot = tl.where(leads, p + tl.load(base + pid * width + E + owner, mask=leads, other=0), 0)
-        for i in range(1, world):
-            peer = dl.owner_first(i, me, world)
+        for i in range(1, world + (0 if PLACE_OWN else 1)):
+            peer = dl.owner_first(i, me, world)  # the own rank last: the link starts first
             here = kept & (owner == peer)
             at = tl.sum(tl.where(leads & here, spot, 0), 1)
             goes = tl.sum(here.to(tl.int32), 1) > 0
             dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
             dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
             _send_rows(x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
-        here = kept & (owner == me)
-        tl.store(source + row, tl.full((BLOCK_T, K_PAD), -1, tl.int32), mask=here)
-        tl.store(origin + row, me * max_tokens * topk + slot, mask=here)
-        _place_rows(x, out, out_scales, start, end, row, here, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
+        if PLACE_OWN:
+            own = kept & (owner == me)
+            tl.store(source + row, tl.full((BLOCK_T, K_PAD), -1, tl.int32), mask=own)
+            tl.store(origin + row, me * max_tokens * topk + slot, mask=own)
+            _place_rows(x, out, out_scales, start, end, row, own, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
     # Gather the rows.
     token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
     inbox = dl.consume_token(inbox, token)
-    h, r_lane = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
+    r_lane = tl.arange(0, BLOCK_R)
     start = tl.where(failed > 0, rows_here, pid * BLOCK_R)
     while start < rows_here:
         row = start + r_lane
         valid = row < rows_here
         tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
-        at = tl.load(source + row, mask=valid, other=-1).to(tl.int64)
-        if tl.max(at, 0) >= 0:
-            came = (valid & (at >= 0))[:, None]
-            of, to = tl.maximum(at, 0)[:, None], row.to(tl.int64)[:, None]
-            for first in range(0, H, BLOCK_H):
-                mask = came & (first + h < H)[None, :]
-                tile = tl.load(inbox + of * H + (first + h)[None, :], mask=mask)
-                tl.store(out + to * H + (first + h)[None, :], tile, mask=mask)
-            if FP8:
-                groups = tl.cdiv(H, _GROUP)
-                for first in range(0, groups, 64):
-                    group = (first + tl.arange(0, 64))[None, :]
-                    mask = came & (group < groups)
-                    tl.store(out_scales + to * groups + group, tl.load(scales + of * groups + group, mask=mask), mask=mask)
+        at = tl.load(source + row, mask=valid, other=0)
+        if PLACE_OWN:
+            if tl.max(at, 0) >= 0:  # not only own ones, which are there already
+                _gather_rows(out, out_scales, inbox, scales, row, at, valid & (at >= 0), H, BLOCK_H, FP8)
+        else:
+            _gather_rows(out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H, FP8)
         start += programs * BLOCK_R
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
@@ -461,7 +475,7 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
         handle.totals, c.inbox, c.scales, c.source, c.origin, c.counts, c.arrived, c.counted, c.filled,
         c.place, c.partial, c.base, c.epochs, x.shape[0], c.H, c.topk, c.E, c.max_tokens, c.max_received, c.max_rows,
         x.stride(0), topk_ids.stride(0), topk_ids.stride(1), c.table,
-        **c.config, K_PAD=c.k_pad, COLUMNS=c.columns, FP8=c.fp8,
+        **c.config, K_PAD=c.k_pad, COLUMNS=c.columns, FP8=c.fp8, PLACE_OWN=PLACE_OWN,
     )  # fmt: skip
     if check or (check is None and (context.may_overflow or triton_dist.backend == "cpu")):
         handle.check()

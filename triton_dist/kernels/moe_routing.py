@@ -95,7 +95,8 @@ def count_slots(
 
 @triton.jit
 def sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
-    LINES: tl.constexpr = max(8, min(64, 16384 // COLUMNS))  # at a time: their loads are on their way together
+    # At a time: their loads are on their way together.
+    LINES: tl.constexpr = 8 if COLUMNS >= 2048 else (64 if COLUMNS <= 256 else 16384 // COLUMNS)
     total = tl.zeros((COLUMNS,), tl.int32)
     i = tl.arange(0, LINES)
     for start in range(0, n, LINES):
