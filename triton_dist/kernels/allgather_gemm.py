@@ -48,7 +48,7 @@ from .gemm_tile import store_tile, tile_product
 from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
 
 METHODS = ("kernel", "streams", "sequence")
-SEQUENCE_BYTES = 1 << 20  # a shard up to which an all-gather by a kernel beats a copy engine's
+SEQUENCE_BYTES = 4 << 20  # a shard up to which an all-gather by a kernel beats a copy engine's
 
 
 @triton.jit
@@ -222,7 +222,7 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
             `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" for shards
-            of up to 1 MiB, else "streams"; elsewhere "kernel".
+            of up to 4 MiB, else "streams"; elsewhere "kernel".
 
     kernel lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions. Then make a new one.
 

@@ -51,6 +51,7 @@ from .operator_context import OperatorContext, begin, operands_of, passed_before
 
 METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
 SLOTS = tl.constexpr(4)
+STREAMS_BYTES = 128 << 20  # of a rank's rows, from which products of the library and copy engines win
 
 
 @triton.jit
@@ -236,7 +237,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
             "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
-            given, as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
+            given, as for `create_gemm_reduce_scatter_context`, with streams from 128 MiB on; elsewhere "two_shot".
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
@@ -248,7 +249,9 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    M, N, config, programs, method = settle(
+        name, M, N, dtype, team, config, programs, method, METHODS, STREAMS_BYTES
+    )
     return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 
 

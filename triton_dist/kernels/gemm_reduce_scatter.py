@@ -56,12 +56,14 @@ from .arguments import (
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import store_tile, tile_product
+from .gemm_tma import CONFIG
 from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
 METHODS = ("kernel", "tma", "streams", "sequence")
 STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
-SEQUENCE_ROWS = 128  # of all ranks, up to which tiles of single ranks would be mostly empty
+TILES = 64  # of all ranks, from which the method tma has work for enough of the device
+ROWS = 64  # of a rank, from which its tiles are not mostly empty
 
 
 @triton.jit
@@ -156,7 +158,7 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, method, methods):
+def settle(function, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
     """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
     supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     with agreement(function, team) as agreed:
@@ -170,8 +172,10 @@ def settle(function, M, N, dtype, team, config, programs, method, methods):
         config, programs = checked_config(function, default_config(dtype), config, programs, LAUNCH_OPTIONS)
         agreed.on = f"M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r}"
     if method is None:
-        large = triton.cdiv(M, world) * N * dtype.itemsize >= STREAMS_BYTES
-        suited = "streams" if large else "tma" if tiled and M > SEQUENCE_ROWS else "sequence"
+        shard = triton.cdiv(M, world)
+        tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
+        large = shard * N * dtype.itemsize >= streams_bytes
+        suited = "streams" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
         method = chosen_method(function, methods, suited, *given)
     return M, N, config, programs, method
 
@@ -269,7 +273,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
             programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
             None: on nvidia, unless config or programs is given, "streams" where a rank's rows have 16 MiB or more, else
-            "tma" for more than 128 rows where it can, else "sequence"; elsewhere "kernel".
+            "tma" where it can and has 64 tiles or more, else "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
     2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.
