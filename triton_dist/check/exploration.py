@@ -98,6 +98,7 @@ def _seeds(schedules, seed):
 def _add(report, simulation, seed, resident):
     report.schedules += 1
     report.steps += simulation.steps
+    report.flagged += bool(simulation.findings)
     shown = "fifo" if seed is None else seed
     for one in simulation.findings:
         known = next((found for found in report.findings if found.key == one.key), None)

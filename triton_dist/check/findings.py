@@ -80,6 +80,7 @@ class Report:
     schedules: int = 0
     steps: int = 0
     seconds: float = 0.0
+    flagged: int = 0  # schedules that showed something
     complete: bool = False
     findings: list = field(default_factory=list)
     outputs: str = ""  # what the ranks printed in the schedule that failed first, else in the first one
