@@ -6,6 +6,8 @@ two, so they are ordered anyway, and the clocks stay as short as the widest grid
 
 import numpy as np
 
+KEPT = 16  # looks at signals that did not synchronise: they explain a race
+
 
 class Thread:
     """`clock` is this thread's own time; it moves on whenever something is published, so what comes after is newer."""
@@ -19,7 +21,7 @@ class Thread:
         self.vc[id] = self.wide[id] = 1
         self.fenced = None  # vc at the last fence: what a relaxed write publishes
         self.heard = self.heard_wide = None  # what relaxed reads have seen: a fence acquires it
-        self.weak = {}  # thread id -> why what came from it was not synchronised: the latest (reason, from site, to site)
+        self.weak = ()  # the latest looks at a signal that did not synchronise: (reason, Entry, scope, site)
 
     @property
     def clock(self):
@@ -37,6 +39,10 @@ class Thread:
 
     def join(self, vc, wide):
         self.vc, self.wide = joined(self.vc, vc), joined(self.wide, wide)
+
+    def hear_of(self, weak):
+        if weak and weak is not self.weak:
+            self.weak = (*self.weak, *[one for one in weak if one not in self.weak])[-KEPT:]
 
     def __str__(self):
         return f"rank {self.rank} " + ("host" if self.program is None else f"program {self.program}")
@@ -66,7 +72,7 @@ class Threads:
     def launched(self, rank):
         """The host of a rank launches a kernel: every program of it starts after all that the host has done."""
         host = self.hosts[rank]
-        self.launches[rank] = host.vc.copy(), host.wide.copy(), dict(host.weak), []
+        self.launches[rank] = host.vc.copy(), host.wide.copy(), host.weak, []
         host.tick()
 
     def program(self, rank, index, number):
@@ -79,7 +85,7 @@ class Threads:
         thread.join(vc, wide)
         thread.tick()
         thread.fenced = thread.heard = thread.heard_wide = None
-        thread.weak = dict(weak)
+        thread.weak = weak
         return thread
 
     def program_ended(self, thread):
@@ -90,15 +96,17 @@ class Threads:
         host = self.hosts[rank]
         for thread in self.launches.pop(rank)[3]:
             host.join(thread.vc, thread.wide)
-            host.weak.update(thread.weak)
+            host.hear_of(thread.weak)
         host.tick()
 
     def meet(self, ranks):
         """The hosts of `ranks` have met: each goes on after all that every other did."""
         hosts = [self.hosts[rank] for rank in ranks]
-        vc, wide = hosts[0].vc.copy(), hosts[0].wide.copy()
+        vc, wide, weak = hosts[0].vc.copy(), hosts[0].wide.copy(), hosts[0].weak
         for host in hosts[1:]:
+            weak += host.weak
             vc, wide = joined(vc, host.vc), joined(wide, host.wide)
         for host in hosts:
             host.join(vc, wide)
+            host.hear_of(weak)
             host.tick()

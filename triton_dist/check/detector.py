@@ -135,7 +135,7 @@ class Detector:
             last = cell.entries[-1]
             if not thread.knows(last.thread, last.clock):
                 thread.wide = joined(thread.wide, last.wide)
-                thread.weak[last.thread] = "acquire", last, "sys", site
+                thread.hear_of((*last.weak, ("acquire", last, "sys", site)))
 
     def store(self, thread, where, size, word):
         site = sites.here()
@@ -195,8 +195,7 @@ class Detector:
         for address, changed in zip(lanes.tolist(), wrote.tolist()):
             if changed:
                 self.cells.write(self.cells.at(address, size), thread, sem, scope, site, "atomic")
-        if sem in ("release", "acq_rel"):
-            thread.tick()
+        thread.tick()
 
     def notify(self, thread, address, size, op):
         site = sites.here()
@@ -316,11 +315,13 @@ class Detector:
     # -- reports
     def _race(self, thread, earlier, event, kind, address, number):
         reason = None
-        weak = thread.weak.get(earlier.thread)
+        weak = None
+        if thread.knows_widely(earlier.thread, earlier.clock):
+            weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
         atomics = earlier.scope is not None and event.scope is not None
         if atomics:
             reason = "narrow-scope"
-        elif thread.knows_widely(earlier.thread, earlier.clock) and weak is not None:
+        elif weak is not None:
             reason = {"release": "missing-release", "acquire": "missing-acquire", "scope": "narrow-scope"}[weak[0]]
         elif (earlier.scope is None) != (event.scope is None) and self._signal(address):
             plain = event if event.scope is None else earlier
@@ -339,14 +340,11 @@ class Detector:
         if weak is not None and reason in ("missing-release", "missing-acquire", "narrow-scope") and not atomics:
             _, entry, scope, site = weak
             lines.append(
-                f"They meet in {self.describe(thread.rank, self._cell_of(entry))}: {entry.word} with scope {entry.scope} at "
+                f"They meet in {self.describe(thread.rank, entry.address)}: {entry.word} with scope {entry.scope} at "
                 f"{sites.text(entry.site)}, seen with scope {scope} at {sites.text(site)}"
             )
         places = sites.text(earlier.site), sites.text(event.site)
         self.found(reason, "\n".join(lines), places, (earlier.rank, event.rank))
-
-    def _cell_of(self, entry):
-        return next((c.address for c in self.cells.by_address.values() if entry in c.entries), 0)
 
     def _signal(self, address):
         cell = self.cells.by_address.get(address)
@@ -360,6 +358,10 @@ class Detector:
 
     def _name(self, event):
         return f"rank {event.rank} " + ("host" if event.program is None else f"program {event.program}")
+
+
+def _covers(entry, event):
+    return event.thread < len(entry.wide) and event.clock <= entry.wide[event.thread]
 
 
 def _one(where):

@@ -117,7 +117,7 @@ class SimulatedHeap:
         return self.memory.tensors[rank]
 
     def exchange(self, team, text, describe, timeout=None):
-        key = "team", self.number, team.id, team.serial, team.epoch
+        key = "team", self.number, team.id, team.serial, tuple(team.members), team.epoch
         said = self.simulation.exchange(key, team.members, self.rank, text, describe)
         team.epoch += 1
         return said

@@ -24,9 +24,11 @@ def value_at(address, size):
 class Entry:
     """A value of a word and who wrote it. `vc` is what it publishes, None for a relaxed write without a fence."""
 
-    __slots__ = ("value", "thread", "rank", "clock", "scope", "vc", "wide", "site", "word", "begins")
+    __slots__ = ("value", "thread", "rank", "clock", "scope", "vc", "wide", "site", "word", "begins",
+                 "weak", "address")  # fmt: skip
 
-    def __init__(self, value, thread, scope, vc, site, word, begins):
+    def __init__(self, address, value, thread, scope, vc, site, word, begins):
+        self.address, self.weak = address, thread.weak
         self.value, self.thread, self.rank, self.clock = value, thread.id, thread.rank, thread.clock
         self.scope, self.vc, self.wide, self.site, self.word = scope, vc, thread.wide.copy(), site, word
         self.begins = begins  # a release sequence
@@ -89,7 +91,7 @@ class Cells:
             vc = thread.vc.copy()
         else:
             vc, scope = thread.fenced, scope if thread.fenced is None else "sys"
-        entry = Entry(value_at(cell.address, cell.size), thread, scope, vc, site, word, begins or not cell.entries)
+        entry = Entry(cell.address, value_at(cell.address, cell.size), thread, scope, vc, site, word, begins or not cell.entries)
         cell.entries.append(entry)
         cell.read[thread.id] = cell.dropped + len(cell.entries) - 1
         if len(cell.entries) > KEPT:
@@ -132,6 +134,7 @@ class Cells:
             if acquires:
                 if not thread.knows(entry.thread, entry.clock):
                     thread.join(entry.vc, entry.wide)
+                    thread.hear_of(entry.weak)
                 return
             thread.heard = entry.vc.copy() if thread.heard is None else joined(thread.heard, entry.vc)
             thread.heard_wide = entry.wide.copy() if thread.heard_wide is None else joined(thread.heard_wide, entry.wide)
@@ -139,7 +142,7 @@ class Cells:
             thread.wide = joined(thread.wide, entry.wide)
         if not thread.knows(entry.thread, entry.clock):
             reason = "release" if entry.vc is None else "scope" if narrow else "acquire"
-            thread.weak[entry.thread] = reason, entry, scope, site
+            thread.hear_of((*entry.weak, (reason, entry, scope, site)))
 
 
 def fence(thread):

@@ -108,11 +108,11 @@ cases(
 def cells_kernel(sig, ctx, V: tl.constexpr):
     me, world, pid = dl.rank(ctx), dl.num_ranks(ctx), tl.program_id(0)
     if V == "packed":
-        dl.notify(sig + me, 1 - me, ctx, 1)
+        dl.notify_all(sig + me, ctx, 1)
         _ = dl.wait(sig + (1 - me), 1, ctx)
     elif V == "half-line":
-        dl.notify(sig + me * 8, 1 - me, ctx, 1)
-        _ = dl.wait(sig + (1 - me) * 8, 1, ctx)
+        dl.notify_all(sig + me * 4, ctx, 1)
+        _ = dl.wait(sig + (1 - me) * 4, 1, ctx)
     elif V == "own-line":
         dl.notify(dl.signal_at(sig, me), 1 - me, ctx, 1)
         _ = dl.wait(dl.signal_at(sig, 1 - me), 1, ctx)

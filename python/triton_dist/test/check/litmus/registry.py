@@ -7,7 +7,7 @@ CASES = []
 
 @dataclass
 class Case:
-    """`verdict`: kinds of findings, of which at least one must be found, and no other; none: it is right."""
+    """`verdict`: kinds of findings, of which at least one must be found; none: it is right, and nothing may be found."""
 
     name: str
     group: str

@@ -35,5 +35,5 @@ def run(case, seeds, keep_going=True):
     elif not kinds:
         outcome = "missed"
     else:
-        outcome = "found" if set(kinds) <= set(case.verdict) else "wrong kind"
+        outcome = "found" if set(kinds) & set(case.verdict) else "wrong kind"
     return Verdict(outcome, kinds, report.flagged, report.schedules, report)
