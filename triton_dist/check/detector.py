@@ -214,6 +214,7 @@ class Detector:
         cell = self.cells.at(address, size)
         entry = self.cells.write(cell, thread, "release", "sys", site, f"notify ({op})", begins=op == "set")
         cell.notified = entry
+        cell.sites.add(site)
         for other, (their_op, value, clock, theirs) in cell.writes.items():
             if other == thread.id or thread.knows(other, clock) or "set" not in (op, their_op):
                 continue
@@ -302,9 +303,12 @@ class Detector:
 
     # -- the end
     def ended(self):
-        """The run has come to its end: signals that nobody ever looked at."""
-        for cell in list(self.cells.by_address.values()):
-            if cell.notified is not None and not cell.observed:
+        """The run has come to its end: signals that nobody ever looked at. A line that notifies many signals (of buffers
+        that a short run does not use again, say) counts as heard when one of them was looked at."""
+        cells = self.cells.by_address.values()
+        heard = {site for cell in cells if cell.observed for site in cell.sites}
+        for cell in cells:
+            if cell.notified is not None and not cell.observed and not cell.sites & heard:
                 entry = cell.notified
                 text = (
                     f"{cell.label}, value {entry.value}\n"

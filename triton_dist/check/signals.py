@@ -36,12 +36,12 @@ class Entry:
 
 class Cell:
     __slots__ = ("address", "size", "initial", "entries", "dropped", "observed", "notified", "waited", "writes", "read",
-                 "label")  # fmt: skip
+                 "label", "sites")  # fmt: skip
 
     def __init__(self, address, size):
         self.address, self.size = address, size
         self.observed = False  # whether anything ever looked at it
-        self.notified = None  # the latest notify: an Entry
+        self.notified, self.sites = None, set()  # the latest notify: an Entry; the lines that notify it
         self.label = None  # how a report names it
         self.waited = None  # the site of a dl.wait or dl.test on it
         self.writes = {}  # thread id -> (op, value, clock, Entry): its latest notify, to find sets that overwrite

@@ -1,0 +1,262 @@
+"""Every operator of the library and every tutorial under the checker; as a command, a table of them.
+
+    python python/triton_dist/test/check/operators.py [--world 2,3,4] [--schedules 20] [--only TEXT]
+
+An operator is called several times on one context, so that its buffers and signals are used again, and each result is
+compared with the operator's own reference. A tutorial is run as it is, by its main(), at a small size."""
+
+import argparse
+import os
+import sys
+import time
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import check, kernels, shmem
+from triton_dist.check.scripts import script
+import torch
+import torch.distributed as dist
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[".."] * 4))
+TUTORIALS = os.path.join(ROOT, "tutorials", "ascend")
+CALLS = 3
+GEMM = dict(BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+
+
+def module(name):
+    return sys.modules[f"triton_dist.kernels.{name}"]
+
+
+def random(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + shmem.my_pe())
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def poisoned(shape, dtype):
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def close(out, expected, what):
+    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3, msg=lambda text: f"{what}: {text}")
+
+
+def run_allgather_gemm():
+    dist.init_process_group("gloo")
+    M, N, K = 20, 12, 8
+    context = kernels.create_allgather_gemm_context(M, K, torch.float16, config={**GEMM, "CHUNK_M": 8}, programs=2)
+    for call in range(2):
+        a, b = random(M, K, dtype=torch.float16, seed=call), random(K, N, dtype=torch.float16, seed=9)
+        out = poisoned((M * shmem.pe_count(), N), torch.float16)
+        kernels.allgather_gemm(a, b, context, out)
+        close(out, module("allgather_gemm").reference(a, b), f"call {call}")
+    context.free()
+
+
+def run_gemm_reduce_scatter():
+    dist.init_process_group("gloo")
+    M, N, K = 37, 20, 8
+    context = kernels.create_gemm_reduce_scatter_context(
+        M, N, torch.float32, config={**GEMM, "GROUP_M": 2}, programs=2
+    )
+    for call in range(CALLS):
+        a, b = random(M, K, seed=call), random(K, N, seed=call + 50)
+        close(kernels.gemm_reduce_scatter(a, b, context), module("gemm_reduce_scatter").reference(a, b), f"call {call}")
+    context.free()
+
+
+def gemm_allreduce_by(method):
+    def run():
+        dist.init_process_group("gloo")
+        M, N, K = 37, 20, 8
+        context = kernels.create_gemm_allreduce_context(
+            M, N, torch.float32, method, config={**GEMM, "GROUP_M": 2}, programs=2
+        )
+        for call in range(CALLS):
+            a, b = random(M, K, seed=call), random(K, N, seed=call + 50)
+            out = poisoned((M, N), torch.float32)
+            close(kernels.gemm_allreduce(a, b, context, out), module("gemm_allreduce").reference(a, b), f"call {call}")
+        context.free()
+
+    return run
+
+
+def all_reduce_by(method):
+    def run():
+        dist.init_process_group("gloo")
+        context = kernels.create_all_reduce_context(80, torch.float32, method, programs=2, block=16)
+        for call, n in enumerate((80, 33, 70)):
+            x = random(n, seed=call)
+            out = poisoned((n,), torch.float32)
+            kernels.all_reduce(x, context, "sum", out)
+            assert torch.equal(out, module("all_reduce").reference(x, "sum", method=method)), f"call {call}"
+        context.free()
+
+    return run
+
+
+def run_all_gather():
+    dist.init_process_group("gloo")
+    context = kernels.create_all_gather_context(48, torch.float32, programs=2, block=16)
+    for call, n in enumerate((48, 20, 40)):
+        x = random(n, seed=call)
+        assert torch.equal(kernels.all_gather(x, context), module("all_gather").reference(x)), f"call {call}"
+    context.free()
+
+
+def run_reduce_scatter():
+    dist.init_process_group("gloo")
+    context = kernels.create_reduce_scatter_context(48, torch.float32, programs=2, block=16)
+    for call, n in enumerate((40, 17, 48)):
+        x = random(n * shmem.pe_count(), seed=call)
+        assert torch.equal(kernels.reduce_scatter(x, context), module("reduce_scatter").reference(x)), f"call {call}"
+    context.free()
+
+
+def run_broadcast():
+    dist.init_process_group("gloo")
+    context = kernels.create_broadcast_context(48, torch.float32, programs=2, block=16)
+    for call in range(4):
+        x = random(40, seed=call)
+        root = call % shmem.pe_count()
+        assert torch.equal(kernels.broadcast(x, root, context), module("broadcast").reference(x, root)), f"call {call}"
+    context.free()
+
+
+def run_barrier():
+    context, shared = kernels.create_barrier_context(), shmem.aclshmem_create_tensor((1,), torch.int32)
+    for call in range(CALLS):
+        shared.fill_(call)
+        kernels.barrier(context)
+        for peer in range(shmem.pe_count()):
+            assert shmem.peer_tensor(shared, peer).item() == call
+        kernels.barrier(context)
+    context.free()
+
+
+def run_all_to_all():
+    dist.init_process_group("gloo")
+    world, me = shmem.pe_count(), shmem.my_pe()
+    context = kernels.create_all_to_all_context(12 * world, (5,), torch.float32, config={"BLOCK": 16}, programs=2)
+    for call in range(2):
+        x = random(4 * world, 5, seed=call)
+        assert torch.equal(kernels.all_to_all(x, context), module("all_to_all").reference(x)[0]), f"call {call}"
+        counts = torch.tensor([(me + 2 * peer + call) % 5 for peer in range(world)], dtype=torch.int32)
+        x = random(int(counts.sum()), 5, seed=call + 10)
+        out, received = kernels.all_to_all_v(x, counts, context)
+        rows, came = module("all_to_all").reference(x, counts)
+        assert received.tolist() == came and torch.equal(out[: len(rows)], rows), f"call {call}"
+    context.free()
+
+
+def run_sequence_all_to_all():
+    world, S, H, D = shmem.pe_count(), 9, 2, 5
+    config = dict(BLOCK_M=16, BLOCK_N=32)
+    context = kernels.create_sequence_all_to_all_context(S, H, D, torch.float32, config=config, programs=2)
+    for call in range(CALLS):
+        x = random(S, H * world, D, seed=call)
+        assert torch.equal(kernels.reverse_all_to_all(kernels.transpose_all_to_all(x, context), context), x), f"call {call}"
+    context.free()
+
+
+def run_qkv_all_to_all():
+    dist.init_process_group("gloo")
+    world, S, D = shmem.pe_count(), 5, 4
+    heads = 2 * world, world
+    config = dict(BLOCK_M=16, BLOCK_N=32)
+    context = kernels.create_qkv_all_to_all_context(S, *heads, D, torch.float32, config=config, programs=2)
+    for call in range(2):
+        q, k, v = (random(S, n, D, seed=10 * call + i) for i, n in enumerate((heads[0], heads[1], heads[1])))
+        results = kernels.qkv_all_to_all(q, k, v, context)
+        for one, expected in zip(results, module("qkv_all_to_all").reference(q, k, v)):
+            assert torch.equal(one, expected), f"call {call}"
+        back = kernels.attention_output_all_to_all(results[0], context)
+        assert torch.equal(back, q), f"call {call}"
+    context.free()
+
+
+def run_moe():
+    """Dispatch, then combine."""
+    T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
+    config = dict(config=dict(BLOCK_T=4, BLOCK_H=16), programs=2)
+    dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, **config)
+    combine = kernels.create_moe_combine_context(dispatch, **config)
+    for call in range(2):
+        x = random(T, H, seed=call)
+        generator = torch.Generator().manual_seed(shmem.my_pe() + 10 * call)
+        ids = torch.rand(T, experts, generator=generator).topk(topk).indices
+        ids[0, 0] = -1
+        weights = torch.rand(T, topk, generator=generator)
+        rows, counts, handle = kernels.moe_dispatch(x, ids, dispatch)
+        out = kernels.moe_combine(rows, weights, handle, combine)
+        close(out, (x * (weights * (ids >= 0)).sum(1, keepdim=True)), f"call {call}")
+    combine.free()
+    dispatch.free()
+
+
+PROGRAMS = {
+    "allgather_gemm": run_allgather_gemm,
+    "gemm_reduce_scatter": run_gemm_reduce_scatter,
+    "gemm_allreduce one_shot": gemm_allreduce_by("one_shot"),
+    "gemm_allreduce two_shot": gemm_allreduce_by("two_shot"),
+    "all_reduce mesh": all_reduce_by("mesh"),
+    "all_reduce two_shot": all_reduce_by("two_shot"),
+    "all_reduce ring": all_reduce_by("ring"),
+    "all_gather": run_all_gather,
+    "reduce_scatter": run_reduce_scatter,
+    "broadcast": run_broadcast,
+    "barrier": run_barrier,
+    "all_to_all": run_all_to_all,
+    "sequence_all_to_all": run_sequence_all_to_all,
+    "qkv_all_to_all": run_qkv_all_to_all,
+    "moe": run_moe,
+}
+
+PRODUCT = ["--M", "40", "--N", "24", "--K", "16", "--warmup", "2"]
+EXCHANGE = ["--S", "40", "--H", "2", "--D", "8", "--warmup", "2"]
+MOE = ["--tokens", "9", "--hidden", "16", "--topk", "2", "--experts", "9", "--drop", "0.2", "--warmup", "2"]
+OPTIONS = {"01": PRODUCT, "02": PRODUCT, "03": PRODUCT, "04": EXCHANGE, "05": EXCHANGE, "06": PRODUCT, "08": EXCHANGE}
+OPTIONS |= {"09": MOE, "10": MOE, "07": ["--S", "20", "--Hq", "{heads}", "--Hkv", "{world}", "--D", "8", "--warmup", "2"]}
+
+
+def tutorial(number, world):
+    """The script of a tutorial as a program for `explore(..., init=False)`."""
+    name = next(one for one in sorted(os.listdir(TUTORIALS)) if one.startswith(number))
+    options = [option.format(world=world, heads=2 * world) for option in OPTIONS[number]]
+    return script(os.path.join(TUTORIALS, name), options)
+
+
+def explore(name, world, schedules, **options):
+    """The Report of an operator, or of a tutorial by its number."""
+    if name in PROGRAMS:
+        return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
+    return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)
+
+
+NAMES = [*PROGRAMS, *OPTIONS]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", default="2,3,4", help="world sizes (default 2,3,4)")
+    parser.add_argument("--schedules", type=int, default=20)
+    parser.add_argument("--only", default="", help="only names that have this in them")
+    args = parser.parse_args()
+    print("| program | ranks | schedules | accesses | findings | s |\n|---|---|---|---|---|---|", flush=True)
+    bad = 0
+    for name in sorted(NAMES):
+        for world in map(int, args.world.split(",")):
+            if args.only not in name:
+                continue
+            began = time.perf_counter()
+            report = explore(name, world, args.schedules)
+            shown = f"tutorial {name}" if name in OPTIONS else name
+            seconds = time.perf_counter() - began
+            found = len(report.findings)
+            print(f"| {shown} | {world} | {report.schedules} | {report.steps} | {found} | {seconds:.1f} |", flush=True)
+            if not report.ok:
+                bad += 1
+                print(report, file=sys.stderr, flush=True)
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
