@@ -85,11 +85,10 @@ class Detector:
             allocation = heap.allocation(place[1])
             if allocation is None:
                 return None
-            key = place[0], allocation.offset, allocation.nbytes
-            shadow = self.shadows.get(key)
+            base = heap.bases[place[0]] + allocation.offset
+            shadow = self.shadows.get((base, allocation.nbytes))
             if shadow is None:
-                base = heap.bases[place[0]] + allocation.offset
-                shadow = self.shadows[key] = Shadow(base, max(allocation.nbytes, 1))
+                shadow = self.shadows[base, allocation.nbytes] = Shadow(base, max(allocation.nbytes, 1))
             return shadow
         regions = self.regions.get(thread.rank)
         if regions:

@@ -6,8 +6,8 @@ once. A granule is the largest power of two that all accesses so far were multip
 splits them, down to single bytes. So the shadow takes 4 bytes a granule of the memory that kernels touch, at most 4 times
 as much as the memory itself, most often as much or half.
 
-Histories lose nothing: an event leaves one only when another, ordered after it, has taken its place, so any access that
-races with it races with that other one as well.
+Up to the first race histories lose nothing: an event leaves one only when another, ordered after it, has taken its place,
+so any access that races with it races with that other one as well. A write that races replaces what it races with.
 """
 
 import numpy as np
