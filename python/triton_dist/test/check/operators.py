@@ -6,6 +6,7 @@ An operator is called several times on one context, so that its buffers and sign
 compared with the operator's own reference. A tutorial is run as it is, by its main(), at a small size."""
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -35,89 +36,84 @@ def poisoned(shape, dtype):
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
-def close(out, expected, what):
-    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3, msg=lambda text: f"{what}: {text}")
+def compare(calls, results, references, same=torch.equal):
+    """Only after all calls: a collective of the reference in between would order what the operator has to order itself."""
+    for call, result, operands in zip(range(len(results)), results, calls):
+        expected = references(*operands)
+        result, expected = (x if isinstance(x, (tuple, list)) else (x,) for x in (result, expected))
+        for one, other in zip(result, expected):
+            assert one.shape == other.shape and same(one, other), f"call {call}: {one} instead of {other}"
+
+
+def near(one, other):
+    return torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3)
 
 
 def run_allgather_gemm():
     dist.init_process_group("gloo")
-    M, N, K = 20, 12, 8
-    context = kernels.create_allgather_gemm_context(M, K, torch.float16, config={**GEMM, "CHUNK_M": 8}, programs=2)
-    for call in range(2):
-        a, b = random(M, K, dtype=torch.float16, seed=call), random(K, N, dtype=torch.float16, seed=9)
-        out = poisoned((M * shmem.pe_count(), N), torch.float16)
-        kernels.allgather_gemm(a, b, context, out)
-        close(out, module("allgather_gemm").reference(a, b), f"call {call}")
+    M, N, K, dtype = 20, 12, 8, torch.float16
+    context = kernels.create_allgather_gemm_context(M, K, dtype, config={**GEMM, "CHUNK_M": 8}, programs=2)
+    calls = [(random(M, K, dtype=dtype, seed=call), random(K, N, dtype=dtype, seed=9)) for call in range(2)]
+    outs = [poisoned((M * shmem.pe_count(), N), dtype) for _ in calls]
+    results = [kernels.allgather_gemm(a, b, context, out) for (a, b), out in zip(calls, outs)]
+    compare(calls, results, module("allgather_gemm").reference, near)
+    context.free()
+
+
+def products(create, function, reference, M=37, N=20, K=8):
+    dist.init_process_group("gloo")
+    context = create(M, N, torch.float32, config={**GEMM, "GROUP_M": 2}, programs=2)
+    calls = [(random(M, K, seed=call), random(K, N, seed=call + 50)) for call in range(CALLS)]
+    compare(calls, [function(a, b, context) for a, b in calls], reference, near)
     context.free()
 
 
 def run_gemm_reduce_scatter():
-    dist.init_process_group("gloo")
-    M, N, K = 37, 20, 8
-    context = kernels.create_gemm_reduce_scatter_context(
-        M, N, torch.float32, config={**GEMM, "GROUP_M": 2}, programs=2
-    )
-    for call in range(CALLS):
-        a, b = random(M, K, seed=call), random(K, N, seed=call + 50)
-        close(kernels.gemm_reduce_scatter(a, b, context), module("gemm_reduce_scatter").reference(a, b), f"call {call}")
-    context.free()
+    create = kernels.create_gemm_reduce_scatter_context
+    products(create, kernels.gemm_reduce_scatter, module("gemm_reduce_scatter").reference)
 
 
 def gemm_allreduce_by(method):
     def run():
-        dist.init_process_group("gloo")
-        M, N, K = 37, 20, 8
-        context = kernels.create_gemm_allreduce_context(
-            M, N, torch.float32, method, config={**GEMM, "GROUP_M": 2}, programs=2
-        )
-        for call in range(CALLS):
-            a, b = random(M, K, seed=call), random(K, N, seed=call + 50)
-            out = poisoned((M, N), torch.float32)
-            close(kernels.gemm_allreduce(a, b, context, out), module("gemm_allreduce").reference(a, b), f"call {call}")
-        context.free()
+        create = functools.partial(kernels.create_gemm_allreduce_context, method=method)
+        products(create, kernels.gemm_allreduce, module("gemm_allreduce").reference)
 
     return run
 
 
+def collective(create, function, reference, sizes):
+    """`sizes`: elements of each call."""
+    dist.init_process_group("gloo")
+    context = create(max(sizes), torch.float32, programs=2, block=16)
+    calls = [(random(n, seed=call),) for call, n in enumerate(sizes)]
+    compare(calls, [function(x, context) for (x,) in calls], reference)
+    context.free()
+
+
 def all_reduce_by(method):
     def run():
-        dist.init_process_group("gloo")
-        context = kernels.create_all_reduce_context(80, torch.float32, method, programs=2, block=16)
-        for call, n in enumerate((80, 33, 70)):
-            x = random(n, seed=call)
-            out = poisoned((n,), torch.float32)
-            kernels.all_reduce(x, context, "sum", out)
-            assert torch.equal(out, module("all_reduce").reference(x, "sum", method=method)), f"call {call}"
-        context.free()
+        create = functools.partial(kernels.create_all_reduce_context, method=method)
+        reference = functools.partial(module("all_reduce").reference, method=method)
+        collective(create, kernels.all_reduce, reference, (80, 33, 70, 16))
 
     return run
 
 
 def run_all_gather():
-    dist.init_process_group("gloo")
-    context = kernels.create_all_gather_context(48, torch.float32, programs=2, block=16)
-    for call, n in enumerate((48, 20, 40)):
-        x = random(n, seed=call)
-        assert torch.equal(kernels.all_gather(x, context), module("all_gather").reference(x)), f"call {call}"
-    context.free()
+    collective(kernels.create_all_gather_context, kernels.all_gather, module("all_gather").reference, (48, 20, 40, 48))
 
 
 def run_reduce_scatter():
-    dist.init_process_group("gloo")
-    context = kernels.create_reduce_scatter_context(48, torch.float32, programs=2, block=16)
-    for call, n in enumerate((40, 17, 48)):
-        x = random(n * shmem.pe_count(), seed=call)
-        assert torch.equal(kernels.reduce_scatter(x, context), module("reduce_scatter").reference(x)), f"call {call}"
-    context.free()
+    sizes = [n * shmem.pe_count() for n in (40, 17, 48, 48)]
+    create = kernels.create_reduce_scatter_context
+    collective(create, kernels.reduce_scatter, module("reduce_scatter").reference, sizes)
 
 
 def run_broadcast():
     dist.init_process_group("gloo")
     context = kernels.create_broadcast_context(48, torch.float32, programs=2, block=16)
-    for call in range(4):
-        x = random(40, seed=call)
-        root = call % shmem.pe_count()
-        assert torch.equal(kernels.broadcast(x, root, context), module("broadcast").reference(x, root)), f"call {call}"
+    calls = [(random(40, seed=call), call // 2 % shmem.pe_count()) for call in range(6)]
+    compare(calls, [kernels.broadcast(x, root, context) for x, root in calls], module("broadcast").reference)
     context.free()
 
 
@@ -136,13 +132,18 @@ def run_all_to_all():
     dist.init_process_group("gloo")
     world, me = shmem.pe_count(), shmem.my_pe()
     context = kernels.create_all_to_all_context(12 * world, (5,), torch.float32, config={"BLOCK": 16}, programs=2)
+    tables = [[(me + 2 * peer + call) % 5 for peer in range(world)] for call in range(2)]
+    counts = [torch.tensor(table, dtype=torch.int32) for table in tables]
+    equal = [(random(4 * world, 5, seed=call),) for call in range(2)]
+    ragged = [(random(sum(table), 5, seed=call + 10), one) for call, (table, one) in enumerate(zip(tables, counts))]
+    results, ragged_results = [], []
     for call in range(2):
-        x = random(4 * world, 5, seed=call)
-        assert torch.equal(kernels.all_to_all(x, context), module("all_to_all").reference(x)[0]), f"call {call}"
-        counts = torch.tensor([(me + 2 * peer + call) % 5 for peer in range(world)], dtype=torch.int32)
-        x = random(int(counts.sum()), 5, seed=call + 10)
-        out, received = kernels.all_to_all_v(x, counts, context)
-        rows, came = module("all_to_all").reference(x, counts)
+        results.append(kernels.all_to_all(*equal[call], context))
+        ragged_results.append(kernels.all_to_all_v(*ragged[call], context))
+    reference = module("all_to_all").reference
+    compare(equal, results, lambda x: reference(x)[0])
+    for call, (out, received) in enumerate(ragged_results):
+        rows, came = reference(*ragged[call])
         assert received.tolist() == came and torch.equal(out[: len(rows)], rows), f"call {call}"
     context.free()
 
@@ -163,18 +164,19 @@ def run_qkv_all_to_all():
     heads = 2 * world, world
     config = dict(BLOCK_M=16, BLOCK_N=32)
     context = kernels.create_qkv_all_to_all_context(S, *heads, D, torch.float32, config=config, programs=2)
-    for call in range(2):
-        q, k, v = (random(S, n, D, seed=10 * call + i) for i, n in enumerate((heads[0], heads[1], heads[1])))
-        results = kernels.qkv_all_to_all(q, k, v, context)
-        for one, expected in zip(results, module("qkv_all_to_all").reference(q, k, v)):
-            assert torch.equal(one, expected), f"call {call}"
-        back = kernels.attention_output_all_to_all(results[0], context)
-        assert torch.equal(back, q), f"call {call}"
+    calls = [[random(S, n, D, seed=10 * call + i) for i, n in enumerate((*heads, heads[1]))] for call in range(2)]
+    results, backs = [], []
+    for call in calls:
+        results.append(kernels.qkv_all_to_all(*call, context))
+        backs.append(kernels.attention_output_all_to_all(results[-1][0], context))
+    compare(calls, results, module("qkv_all_to_all").reference)
+    for (q, _, _), back in zip(calls, backs):
+        assert torch.equal(back, q)
     context.free()
 
 
 def run_moe():
-    """Dispatch, then combine."""
+    """Dispatch, then combine; one of the dispatches is combined twice."""
     T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
     config = dict(config=dict(BLOCK_T=4, BLOCK_H=16), programs=2)
     dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, **config)
@@ -185,9 +187,10 @@ def run_moe():
         ids = torch.rand(T, experts, generator=generator).topk(topk).indices
         ids[0, 0] = -1
         weights = torch.rand(T, topk, generator=generator)
-        rows, counts, handle = kernels.moe_dispatch(x, ids, dispatch)
-        out = kernels.moe_combine(rows, weights, handle, combine)
-        close(out, (x * (weights * (ids >= 0)).sum(1, keepdim=True)), f"call {call}")
+        rows, _, handle = kernels.moe_dispatch(x, ids, dispatch)
+        for _ in range(2):
+            out = kernels.moe_combine(rows, weights, handle, combine)
+            assert near(out, x * (weights * (ids >= 0)).sum(1, keepdim=True)), f"call {call}"
     combine.free()
     dispatch.free()
 
