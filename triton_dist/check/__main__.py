@@ -21,6 +21,9 @@ def main(argv=None):
     parser.add_argument("--world-size", type=int, default=2, help="ranks, 1 to 64 (default 2)")
     parser.add_argument("--schedules", type=int, default=200, help="the first is first-in first-out (default 200)")
     parser.add_argument("--triton-dist-seed", help='run this schedule alone: a number of a report, or "fifo"')
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="every order of signals that can make a difference, at most --schedules runs"
+    )
     parser.add_argument("--resident", type=int, help="programs of a grid that run at a time (default all)")
     parser.add_argument("--seconds", type=float, help="start no further schedule after so long")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
@@ -34,7 +37,7 @@ def main(argv=None):
     try:
         report = explore(
             program, world_size=args.world_size, schedules=args.schedules, seed=args.triton_dist_seed, init=False,
-            resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
+            exhaustive=args.exhaustive, resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))

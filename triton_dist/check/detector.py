@@ -100,6 +100,17 @@ class Detector:
                 return region.shadow
         return None
 
+    def word(self, rank, address):
+        """Names a word of memory alike in every schedule, in which heaps lie elsewhere."""
+        heap = self.heap_map(rank)
+        place = heap.owner(address) if heap is not None else None
+        if place is not None:
+            return place
+        for region in self.regions.get(rank, ()):
+            if region.base <= address < region.end:
+                return rank, region.label, address - region.base
+        return rank, "elsewhere", address
+
     def describe(self, rank, address):
         heap = self.heap_map(rank)
         if heap is not None and heap.owner(address) is not None:

@@ -5,6 +5,7 @@ import io
 import time
 
 from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
+from .exhaustive import Exhaustive, Path
 from .findings import SYMPTOMS, Report
 from .simulator import Simulation
 from .strategies import strategy_of
@@ -18,6 +19,7 @@ def explore(
     world_size=2,
     schedules=200,
     seed=None,
+    exhaustive=False,
     init=True,
     heap_bytes=HEAP_BYTES,
     resident=None,
@@ -38,7 +40,9 @@ def explore(
         world_size: 1 to 64 ranks.
         schedules: the first is first-in first-out, the others have the seeds 0, 1, 2 ...: random for even ones, priorities
             with few changes (PCT) for odd ones.
-        seed: run that schedule alone, to replay it: a number, or "fifo".
+        seed: run that schedule alone, to replay it: a number, "fifo", or a path of an exhaustive search.
+        exhaustive: instead of by seeds, search systematically: every order of atomics, signals and waits that can make a
+            difference, for small kernels. When it ends within `schedules` runs, `report.complete` is True: all were explored.
         init: initialise shmem with `heap_bytes` on each rank before, and finalize after. False: the program does so.
         resident: programs of a grid that run at a time; None: TRITON_DIST_RESIDENT, else all. Give what a device holds.
         keep_going: go on after the first schedule that shows a fault, to count how many do.
@@ -66,12 +70,20 @@ def explore(
     report = Report(name, world_size)
     began = time.perf_counter()
     length = 1000
-    for number in _seeds(schedules, seed):
+    search = Exhaustive() if exhaustive else None
+    for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
         output = io.StringIO()
-        simulation = Simulation(world_size, strategy_of(number, length), resident, max_steps)
+        simulation = Simulation(world_size, search or _strategy(number, length), resident, max_steps)
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             simulation.run(body, args)
-        if number is None:
+        if search:
+            number = search.path()
+            search.finish()
+            report.complete = search.over
+            report.redundant += simulation.redundant
+            if simulation.redundant:
+                continue
+        elif number is None:
             length = simulation.steps
             if seed not in (None, "fifo"):
                 continue  # it only told how long the schedule to replay is
@@ -90,16 +102,31 @@ def explore(
 def _seeds(schedules, seed):
     if seed == "fifo":
         return [None]
+    if isinstance(seed, str) and not seed.isdigit():
+        return [seed]
     if seed is not None:
         return [None, int(seed)]
     return [None, *range(schedules - 1)]
+
+
+def _strategy(seed, length):
+    return Path(seed.removeprefix("path:")) if isinstance(seed, str) else strategy_of(seed, length)
+
+
+def _paths(search, schedules):
+    """As many runs as it takes, at most `schedules`."""
+    for _ in range(schedules):
+        if search.over:
+            return
+        search.begin()
+        yield None
 
 
 def _add(report, simulation, seed, resident):
     report.schedules += 1
     report.steps += simulation.steps
     report.flagged += bool(simulation.findings)
-    shown = "fifo" if seed is None else seed
+    shown = "fifo" if seed is None else f"path:{seed}" if isinstance(seed, str) else seed
     for one in simulation.findings:
         known = next((found for found in report.findings if found.key == one.key), None)
         if known is not None:

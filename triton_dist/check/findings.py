@@ -82,6 +82,7 @@ class Report:
     seconds: float = 0.0
     flagged: int = 0  # schedules that showed something
     complete: bool = False
+    redundant: int = 0  # further runs of an exhaustive search, given up because others cover them
     findings: list = field(default_factory=list)
     outputs: str = ""  # what the ranks printed in the schedule that failed first, else in the first one
     results: list = None  # what `program` returned, by rank, in the latest schedule that ended

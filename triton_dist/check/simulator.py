@@ -17,14 +17,17 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from .. import backends, context
 from ..errors import TritonDistError
 from ..interpreter import scheduler
+from ..interpreter.affine import Affine
 from ..interpreter.location import error_line
-from ..interpreter.scheduler import Poll, Worker, resident_limit
+from ..interpreter.scheduler import COMPARE, Poll, Wait, Worker, resident_limit
 from ..shmem import world
 from . import process_group, sites
 from .detector import Detector
+from .exhaustive import Redundant
 from .findings import Finding
 from .host_access import HostAccess
 from .platform import SimulatedPlatform
+from .signals import value_at
 
 TURNS = 300  # a poll loop that has read nothing new so often waits for a change; when nobody can make one, it is stuck
 PLAIN_TURNS = 1000  # the same for loads that are not volatile
@@ -51,18 +54,20 @@ class HostWait:
 class Task(Worker):
     """A coroutine: a rank's host (`launch` is None) or a program. `wait` is None while it can run."""
 
-    __slots__ = ("number", "rank", "launch", "thread", "last_run", "seen_writes")
+    __slots__ = ("number", "rank", "launch", "key", "thread", "last_run", "seen_writes")
 
-    def __init__(self, number, rank, launch=None):
+    def __init__(self, number, rank, launch=None, program=-1):
         super().__init__()
         self.number, self.rank, self.launch = number, rank, launch
+        # alike in every schedule: rank, how many launches came before, program
+        self.key = rank, -1 if launch is None else launch.number, program
         self.thread, self.last_run, self.seen_writes = None, number, -1
 
     def can_run(self, writes):
         if self.wait is None:
             return True
         if isinstance(self.wait, HostWait) or self.seen_writes != writes:
-            ready = self.wait.ready()
+            ready = _true_now(self.wait)
             self.seen_writes = -1 if ready else writes
             return ready
         return False
@@ -73,8 +78,16 @@ class Task(Worker):
         return f"rank {self.rank} program {self.index} of kernel {self.launch.kernel}"
 
 
+def _true_now(wait):
+    """Unlike Wait.ready, this forgets: a peer that moves the word on before the waiter has looked is not seen."""
+    if isinstance(wait, Wait):
+        return COMPARE[wait.compare](wait.ctype.from_address(wait.address).value, wait.value)
+    return wait.ready()
+
+
 class Launch:
-    def __init__(self, rank, kernel, run_program, grid, limit):
+    def __init__(self, rank, number, kernel, run_program, grid, limit):
+        self.number = number  # of this rank's launches
         self.rank, self.kernel, self.run_program, self.grid = rank, kernel, run_program, grid
         self.programs = grid[0] * grid[1] * grid[2]
         self.limit = min(limit or resident_limit(self.programs), self.programs)
@@ -103,8 +116,9 @@ class Simulation:
         self.host_access = HostAccess(self._host_touched)
         self.tasks, self.made, self.current, self.steps, self.streak = [], 0, None, 0, 0
         self.worlds, self.randoms, self.meetings = [None] * world_size, [None] * world_size, {}
-        self.grad = [True] * world_size
+        self.grad, self.launches = [True] * world_size, [0] * world_size
         self.groups = process_group.Groups(self)
+        self.redundant = False  # whether another schedule of an exhaustive search covers this one
         self.failed = False  # whether a rank has: the others go on as far as they can
 
     # -- the run
@@ -134,7 +148,11 @@ class Simulation:
                 self._loop()
             if not self.failed:
                 self.detector.ended()
+        except Redundant:
+            self.redundant = True
         except Stuck as stuck:
+            if self.strategy.exhaustive:
+                self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in self.tasks if isinstance(t.wait, Wait)]
             self.found(stuck.kind, str(stuck), self._blocked_places(), tuple(sorted({task.rank for task in self.tasks})))
         finally:
             scheduler.observer = None
@@ -189,12 +207,13 @@ class Simulation:
             writes = self.detector.written
             ready = [task for task in self.tasks if task.can_run(writes)]
             if not ready:
-                ready = self._polls()
+                ready = self._polls()[:1]
             if not ready and self.failed:
                 return  # the others wait for the rank that has failed
             if not ready:
                 raise Stuck("deadlock", self.describe())
-            task = ready[0] if len(ready) == 1 else self.strategy.pick(ready)
+            alone = len(ready) == 1 and not self.strategy.exhaustive
+            task = ready[0] if alone else self.strategy.pick(ready)
             self._resume(task)
             if task.greenlet.dead:
                 self.tasks.remove(task)
@@ -239,16 +258,18 @@ class Simulation:
         self.randoms[rank] = _state_of_process()
         self.grad[rank] = torch.is_grad_enabled()
 
-    def _task(self, rank, launch=None):
-        task = Task(self.made, rank, launch)
+    def _task(self, rank, launch=None, program=-1):
+        task = Task(self.made, rank, launch, program)
         self.made += 1
         self.tasks.append(task)
         return task
 
     # -- the engine's part: called on a program's coroutine, `launch` on a host's
     def launch(self, kernel, run_program, grid):
-        launch = Launch(self.rank, kernel, run_program, grid, self.resident)
         rank = self.rank
+        launch = Launch(rank, self.launches[rank], kernel, run_program, grid, self.resident)
+        self.launches[rank] += 1
+        self.note("give", ("launch", rank, launch.number))
         if scheduler.current is not None:
             raise TritonDistError(f"kernel {kernel} was launched from inside kernel {scheduler.kernel}")
         self.detector.launched(rank, self.arguments)
@@ -257,19 +278,21 @@ class Simulation:
         if not launch.over():
             self.wait_on_host(launch.over, lambda: f"its kernel {kernel} to end")
         self.detector.launch_ended(rank)
+        self.note("take", ("end", rank, launch.number))
         if launch.error is not None:
             self._drop(launch)
             raise launch.error
 
     def _start(self, launch):
-        task = self._task(launch.rank, launch)
         number, launch.next = launch.next, launch.next + 1
+        task = self._task(launch.rank, launch, number)
         task.greenlet = greenlet(lambda: self._program(task, launch, number), parent=self.hub)
 
     def _program(self, task, launch, number):
         task.index = launch.index(number)
         scheduler.set_program(task.index, launch.grid)
         task.thread = self.detector.threads.program(launch.rank, task.index, number)
+        self.note("take", ("launch", launch.rank, launch.number))
         try:
             launch.run_program()
         except (GreenletExit, Stuck):
@@ -279,6 +302,7 @@ class Simulation:
             launch.error = launch.error or error
             return
         self.detector.program_ended(task.thread)
+        self.note("give", ("end", launch.rank, launch.number))
         launch.ended += 1
         if launch.next < launch.programs:
             self._start(launch)
@@ -290,6 +314,11 @@ class Simulation:
         for task in mine:
             if task.greenlet and not task.greenlet.dead:
                 task.greenlet.throw(GreenletExit)
+
+    def note(self, kind, word, detail=None):
+        if self.strategy.exhaustive:
+            word = self.detector.word(self.rank, word) if isinstance(word, int) else word
+            self.strategy.note(kind, word, detail)
 
     def step(self, sync=True):
         """Before an access to memory: others may run."""
@@ -310,10 +339,17 @@ class Simulation:
         self.moved()
         if task.launch is not None and hasattr(wait, "ctype"):
             self.detector.waiting(task.thread, wait.address, ctypes.sizeof(wait.ctype))
+        if self.strategy.exhaustive and task.launch is not None:
+            task.wait, task.seen_writes = wait, -1
+            self.hub.switch()
+            wait.ready()
+            self.note("r", wait.address, lambda value: COMPARE[wait.compare](value, wait.value))
+            return
         self.step()
         if not wait.ready():
             task.wait, task.seen_writes = wait, -1
             self.hub.switch()
+            wait.ready()
 
     def pause(self):
         self.hub.switch()
@@ -354,6 +390,7 @@ class Simulation:
         """Every member's value, in order; all meet here. `key` names the meeting, alike on all members."""
         said = self.meetings.setdefault(key, {})
         said[rank] = value
+        self.note("give", key)
         members = list(members)
         if len(said) == len(members):
             self.detector.meet(members)
@@ -364,6 +401,7 @@ class Simulation:
                 return f"{describe()}; not arrived yet: rank {', '.join(map(str, late))}"
 
             self.wait_on_host(lambda: len(said) == len(members), text)
+        self.note("take", key)
         return [said[member] for member in members]
 
     def _host_touched(self, where, size, writes, word):
@@ -376,21 +414,36 @@ class Simulation:
     # -- the observer's part: see interpreter/observer.py
     def load(self, where, size, volatile, word):
         self.step(volatile)
+        if volatile and self.strategy.exhaustive:
+            self._note_lanes("r", where.array(np.uint64) if isinstance(where, Affine) else where)
         self.detector.load(self.current.thread, where, size, volatile, word)
 
     def store(self, where, size, word):
         self.step(False)
         self.detector.store(self.current.thread, where, size, word)
 
+    def _note_lanes(self, kind, lanes):
+        for address in lanes.ravel().tolist():
+            self.note(kind, address)
+
     def atomic(self, lanes, size, sem, scope):
         self.step()
+        if self.strategy.exhaustive:
+            self.before = [value_at(address, size) for address in lanes.tolist()]
         self.detector.atomic(self.current.thread, lanes, size, sem, scope)
 
     def atomic_done(self, lanes, size, sem, scope, wrote):
         self.detector.atomic_done(self.current.thread, lanes, size, sem, scope, wrote)
+        if self.strategy.exhaustive:
+            wrote = np.broadcast_to(wrote, lanes.shape)
+            for address, value, written in zip(lanes.tolist(), self.before, wrote.tolist()):
+                if written:
+                    self.note("w", address, value)
+            self._note_lanes("r", lanes[~wrote])
 
     def notify(self, address, size, op):
         self.step()
+        self.note("w", address, value_at(address, size))
         self.detector.notify(self.current.thread, address, size, op)
 
     def notify_done(self, address, size, op):
@@ -399,7 +452,11 @@ class Simulation:
     def waited(self, wait, size, sem="acquire", scope="sys"):
         self.detector.waited(self.current.thread, wait, size, sem, scope)
 
+    def test(self, address, size):
+        self.step()
+
     def tested(self, address, size, hit):
+        self.note("r", address)
         self.detector.tested(self.current.thread, address, size, hit)
 
     def fence(self):

@@ -3,6 +3,8 @@
     preempts(task, sync)    asked before every access to memory; `sync`: of an atomic, a signal or a wait. True: others may run
     pick(ready)             the next of the tasks that can run, listed in the order in which they were made
     spins(task)             `task` has run very long while others could have
+    exhaustive              whether every choice is to be made there, so that a wait is no choice before it can end; then also
+                            note(kind, word): see exhaustive.py
 """
 
 import random
@@ -10,6 +12,8 @@ import random
 
 class Fifo:
     """A task runs until it waits; then the one that has not run for longest."""
+
+    exhaustive = False
 
     def preempts(self, task, sync):
         return False
@@ -24,6 +28,7 @@ class Fifo:
 class Random:
     """Any task that can run, all with equal chance, whenever a coin of a weight of this schedule's own says so."""
 
+    exhaustive = False
     WEIGHTS = (0.02, 0.1, 0.3, 0.7)
 
     def __init__(self, seed):
@@ -43,6 +48,8 @@ class Random:
 class Priorities:
     """PCT (Burckhardt et al., ASPLOS 2010): tasks have random priorities and the highest runs; at `changes` random steps of
     about `length` the running task's becomes the lowest. Finds a bug of depth d with chance 1 / (n * length^(d-1)) or more."""
+
+    exhaustive = False
 
     def __init__(self, seed, changes, length):
         self.rng = random.Random(seed)

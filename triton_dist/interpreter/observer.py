@@ -15,7 +15,8 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
     notify_done(address, size, op)
     waited(wait, size, sem="acquire", scope="sys")   dl.wait has ended. May make `wait.hit` an earlier value that would have
                                           ended it, too
-    tested(address, size, hit)            dl.test has looked: an acquire when `hit`
+    test(address, size)                   dl.test
+    tested(address, size, hit)            the same, after it has looked: an acquire when `hit`
     fence()                               dl.fence, dl.quiet
 """
 

@@ -299,6 +299,8 @@ def test(sig, value, ctx, cmp="ge"):
     address, dtype, _ = _signal("test", sig)
     cmp = _compare_name("test", cmp)
     _table(ctx)
+    if scheduler.observer is not None:
+        scheduler.observer.test(address, dtype.itemsize)
     seen = handles.atomic("add", address, 0, dtype)
     hit = COMPARE[cmp](seen, _value(value))
     if scheduler.observer is not None:
