@@ -15,7 +15,7 @@ from .scripts import script
 def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m triton_dist.check",
-        description="Runs a script's ranks in one process under many schedules and reports races, missing orders and deadlocks.",
+        description="Runs a script's ranks in one process under many schedules; reports races, missing orders, deadlocks.",
     )
     parser.add_argument("script", help="a script as torchrun would start it; other arguments are passed on to it")
     parser.add_argument("--world-size", type=int, default=2, help="ranks, 1 to 64 (default 2)")

@@ -6,7 +6,10 @@ from ..errors import TritonDistError
 
 # kind -> what it is, what to do
 KINDS = {
-    "data-race": ("two accesses that nothing orders", "add the notify and the wait that order them, or fix the one that should"),
+    "data-race": (
+        "two accesses that nothing orders",
+        "add the notify and the wait that order them, or fix the one that should",
+    ),
     "missing-release": (
         "the signal does not publish the data",
         "use dl.notify, or give the atomic sem='release' and scope='sys'; a plain or relaxed store publishes nothing",
@@ -15,7 +18,10 @@ KINDS = {
         "the signal was seen, but not by an acquire",
         "use dl.wait or dl.test, or an atomic with sem='acquire' and scope='sys'",
     ),
-    "narrow-scope": ("the scope of an atomic does not reach the other rank", "give both sides scope='sys' (the default is 'gpu')"),
+    "narrow-scope": (
+        "the scope of an atomic does not reach the other rank",
+        "give both sides scope='sys' (the default is 'gpu')",
+    ),
     "buffer-reuse": (
         "a buffer is overwritten while it may still be read",
         "let the reader notify when it is done and wait for that before writing again, or use another buffer in turns",
@@ -28,8 +34,14 @@ KINDS = {
         "two signals lie in one 64-byte line, which Ascend reads and writes as a whole",
         "make signals with shmem.create_signals and address them with dl.signal_at",
     ),
-    "unwaited-signal": ("a signal is sent that nobody ever looks at", "wait for it, or do not send it; is the index or the rank right?"),
-    "deadlock": ("nobody can move any more", "look for a notify that was never sent, or sent to another rank or index, or with less"),
+    "unwaited-signal": (
+        "a signal is sent that nobody ever looks at",
+        "wait for it, or do not send it; is the index or the rank right?",
+    ),
+    "deadlock": (
+        "nobody can move any more",
+        "look for a notify that was never sent, or sent to another rank or index, or with less",
+    ),
     "livelock": ("the run does not end", "look for a loop whose condition nobody can make true"),
     "bad-access": ("an address, a peer or a signal that is not valid in the symmetric heap", "see the message"),
     "wrong-result": ("an assertion of the program failed", "see the assertion"),

@@ -91,7 +91,8 @@ class Cells:
             vc = thread.vc.copy()
         else:
             vc, scope = thread.fenced, scope if thread.fenced is None else "sys"
-        entry = Entry(cell.address, value_at(cell.address, cell.size), thread, scope, vc, site, word, begins or not cell.entries)
+        value = value_at(cell.address, cell.size)
+        entry = Entry(cell.address, value, thread, scope, vc, site, word, begins or not cell.entries)
         cell.entries.append(entry)
         cell.read[thread.id] = cell.dropped + len(cell.entries) - 1
         if len(cell.entries) > KEPT:

@@ -153,7 +153,8 @@ class Simulation:
         except Stuck as stuck:
             if self.strategy.exhaustive:
                 self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in self.tasks if isinstance(t.wait, Wait)]
-            self.found(stuck.kind, str(stuck), self._blocked_places(), tuple(sorted({task.rank for task in self.tasks})))
+            ranks = tuple(sorted({task.rank for task in self.tasks}))
+            self.found(stuck.kind, str(stuck), self._blocked_places(), ranks)
         finally:
             scheduler.observer = None
             self._end_tasks()

@@ -57,11 +57,13 @@ def test_shadow_finds_the_first_race_exactly_where_the_plain_model_finds_it(seed
         addresses = where.array(np.int64).ravel() - base
         write = rng.random() < 0.25
         races = set()
+
+        def report(earlier, address, number, races=races):
+            races.add(earlier.thread)
+
         event = histories.event(thread, 0, "access")
         given = where if rng.random() < 0.7 else where.array(np.uint64).ravel()
-        shadow.access(
-            histories, given, size, WRITE if write else READ, event, thread, lambda e, address, n: races.add(e.thread)
-        )
+        shadow.access(histories, given, size, WRITE if write else READ, event, thread, report)
         vc = {one.id: int(thread.vc[one.id]) if one.id < len(thread.vc) else 0 for one in threads.hosts}
         expected = model.access(addresses.tolist(), size, write, thread.id, vc)
         assert bool(races) == bool(expected) and races <= expected, (races, expected)

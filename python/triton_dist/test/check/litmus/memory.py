@@ -106,7 +106,7 @@ cases(
 
 @triton.jit
 def cells_kernel(sig, ctx, V: tl.constexpr):
-    me, world, pid = dl.rank(ctx), dl.num_ranks(ctx), tl.program_id(0)
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
     if V == "packed":
         dl.notify_all(sig + me, ctx, 1)
         _ = dl.wait(sig + (1 - me), 1, ctx)
