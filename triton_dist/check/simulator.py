@@ -17,9 +17,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from .. import backends, context
 from ..errors import TritonDistError
 from ..interpreter import scheduler
-from ..interpreter.affine import Affine
 from ..interpreter.location import error_line
-from ..interpreter.scheduler import COMPARE, Poll, Wait, Worker, resident_limit
+from ..interpreter.scheduler import COMPARE, Poll, Wait
 from ..shmem import world
 from . import process_group, sites
 from .detector import Detector
@@ -27,7 +26,8 @@ from .exhaustive import Redundant
 from .findings import Finding
 from .host_access import HostAccess
 from .platform import SimulatedPlatform
-from .signals import value_at
+from .tasks import HostWait, Launch, Task
+from .watcher import Watcher
 
 TURNS = 300  # a poll loop that has read nothing new so often waits for a change; when nobody can make one, it is stuck
 PLAIN_TURNS = 1000  # the same for loads that are not volatile
@@ -41,65 +41,6 @@ class Stuck(Exception):
     def __init__(self, kind, text):
         super().__init__(text)
         self.kind = kind
-
-
-class HostWait:
-    def __init__(self, ready, describe):
-        self.ready, self.describe = ready, describe
-
-    def __str__(self):
-        return self.describe()
-
-
-class Task(Worker):
-    """A coroutine: a rank's host (`launch` is None) or a program. `wait` is None while it can run."""
-
-    __slots__ = ("number", "rank", "launch", "key", "thread", "last_run", "seen_writes")
-
-    def __init__(self, number, rank, launch=None, program=-1):
-        super().__init__()
-        self.number, self.rank, self.launch = number, rank, launch
-        # alike in every schedule: rank, how many launches came before, program
-        self.key = rank, -1 if launch is None else launch.number, program
-        self.thread, self.last_run, self.seen_writes = None, number, -1
-
-    def can_run(self, writes):
-        if self.wait is None:
-            return True
-        if isinstance(self.wait, HostWait) or self.seen_writes != writes:
-            ready = _true_now(self.wait)
-            self.seen_writes = -1 if ready else writes
-            return ready
-        return False
-
-    def __str__(self):
-        if self.launch is None:
-            return f"rank {self.rank} host"
-        return f"rank {self.rank} program {self.index} of kernel {self.launch.kernel}"
-
-
-def _true_now(wait):
-    """Unlike Wait.ready, this forgets: a peer that moves the word on before the waiter has looked is not seen."""
-    if isinstance(wait, Wait):
-        return COMPARE[wait.compare](wait.ctype.from_address(wait.address).value, wait.value)
-    return wait.ready()
-
-
-class Launch:
-    def __init__(self, rank, number, kernel, run_program, grid, limit):
-        self.number = number  # of this rank's launches
-        self.rank, self.kernel, self.run_program, self.grid = rank, kernel, run_program, grid
-        self.programs = grid[0] * grid[1] * grid[2]
-        self.limit = min(limit or resident_limit(self.programs), self.programs)
-        self.next = self.ended = 0
-        self.error = None
-
-    def over(self):
-        return self.error is not None or self.ended == self.programs
-
-    def index(self, number):
-        _, ny, nz = self.grid
-        return number // (ny * nz), number // nz % ny, number % nz
 
 
 class Simulation:
@@ -134,7 +75,7 @@ class Simulation:
         try:
             backends.in_process = SimulatedPlatform(self)
             scheduler.hand_over(self)
-            scheduler.observer = self
+            scheduler.observer = Watcher(self)
             os.environ.update(WORLD_SIZE=str(self.world_size), LOCAL_WORLD_SIZE=str(self.world_size))
             os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
             os.environ.setdefault("MASTER_PORT", "29500")
@@ -152,7 +93,8 @@ class Simulation:
             self.redundant = True
         except Stuck as stuck:
             if self.strategy.exhaustive:
-                self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in self.tasks if isinstance(t.wait, Wait)]
+                waiting = [task for task in self.tasks if isinstance(task.wait, Wait)]
+                self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in waiting]
             ranks = tuple(sorted({task.rank for task in self.tasks}))
             self.found(stuck.kind, str(stuck), self._blocked_places(), ranks)
         finally:
@@ -411,60 +353,6 @@ class Simulation:
             (self.detector.store if writes else lambda t, a, s, w: self.detector.load(t, a, s, False, w))(
                 task.thread, where, size, word
             )
-
-    # -- the observer's part: see interpreter/observer.py
-    def load(self, where, size, volatile, word):
-        self.step(volatile)
-        if volatile and self.strategy.exhaustive:
-            self._note_lanes("r", where.array(np.uint64) if isinstance(where, Affine) else where)
-        self.detector.load(self.current.thread, where, size, volatile, word)
-
-    def store(self, where, size, word):
-        self.step(False)
-        self.detector.store(self.current.thread, where, size, word)
-
-    def _note_lanes(self, kind, lanes):
-        for address in lanes.ravel().tolist():
-            self.note(kind, address)
-
-    def atomic(self, lanes, size, sem, scope):
-        self.step()
-        if self.strategy.exhaustive:
-            self.before = [value_at(address, size) for address in lanes.tolist()]
-        self.detector.atomic(self.current.thread, lanes, size, sem, scope)
-
-    def atomic_done(self, lanes, size, sem, scope, wrote):
-        self.detector.atomic_done(self.current.thread, lanes, size, sem, scope, wrote)
-        if self.strategy.exhaustive:
-            wrote = np.broadcast_to(wrote, lanes.shape)
-            for address, value, written in zip(lanes.tolist(), self.before, wrote.tolist()):
-                if written:
-                    self.note("w", address, value)
-            self._note_lanes("r", lanes[~wrote])
-
-    def notify(self, address, size, op):
-        self.step()
-        self.note("w", address, value_at(address, size))
-        self.detector.notify(self.current.thread, address, size, op)
-
-    def notify_done(self, address, size, op):
-        self.detector.notify_done(self.current.thread, address, size, op)
-
-    def waited(self, wait, size, sem="acquire", scope="sys"):
-        self.detector.waited(self.current.thread, wait, size, sem, scope)
-
-    def test(self, address, size):
-        self.step()
-
-    def tested(self, address, size, hit):
-        self.note("r", address)
-        self.detector.tested(self.current.thread, address, size, hit)
-
-    def fence(self):
-        self.detector.fence(self.current.thread)
-
-    def launching(self, tensors):
-        self.arguments = tensors
 
     # -- reports
     def heap_map(self, rank):
