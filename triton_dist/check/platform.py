@@ -29,10 +29,13 @@ class SimulatedPlatform:
     def device_count(self):
         return None
 
+    def load(self):
+        pass
+
     def prepare(self, rank):
         return torch.device("cpu")
 
-    def heap(self, rank, n_ranks, nbytes):
+    def heap(self, rank, n_ranks, nbytes, options):
         return SimulatedHeap(self, rank, n_ranks, nbytes)
 
     def meeting(self, rank, n_ranks):
