@@ -326,6 +326,9 @@ class Detector:
                 )
                 self.found("unwaited-signal", text, (sites.text(entry.site),), (entry.rank,))
 
+    def forget(self):
+        self.histories, self.shadows, self.cells, self.regions = Histories(), {}, signals.Cells(), {}
+
     # -- reports
     def _race(self, thread, earlier, event, kind, address, number):
         reason = None

@@ -59,6 +59,7 @@ class Simulation:
         self.worlds, self.randoms, self.meetings = [None] * world_size, [None] * world_size, {}
         self.grad, self.launches = [True] * world_size, [0] * world_size
         self.groups = process_group.Groups(self)
+        self.host_rank = None  # the rank whose host's state the process has
         self.redundant = False  # whether another schedule of an exhaustive search covers this one
         self.failed = False  # whether a rank has: the others go on as far as they can
 
@@ -70,7 +71,7 @@ class Simulation:
         if scheduler.current is not None or backends.in_process is not None:
             raise TritonDistError("the checker was called from inside a kernel or from inside itself")
         self.hub = getcurrent()
-        saved = _state_of_process()
+        saved, grad = _state_of_process(), torch.is_grad_enabled()
         outer = {name: os.environ.get(name) for name in HOST_VARIABLES}
         try:
             backends.in_process = SimulatedPlatform(self)
@@ -101,13 +102,21 @@ class Simulation:
             scheduler.observer = None
             self._end_tasks()
             scheduler.hand_over(None)
+            self._forget()
             backends.in_process = None
             scheduler.rank = 0
             world.set_active(None)
             for name, value in outer.items():
                 os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
             _restore(saved)
-            torch.set_grad_enabled(True)
+            torch.set_grad_enabled(grad)
+
+    def _forget(self):
+        """Frees the heaps and their shadows now: this object and its coroutines refer to one another."""
+        backends.in_process.memory.clear()
+        self.worlds = [None] * self.world_size
+        self.meetings.clear()
+        self.detector.forget()
 
     def _end_tasks(self):
         for task in self.tasks:
@@ -182,7 +191,6 @@ class Simulation:
             with self.host_access:
                 task.greenlet.switch()
             self.worlds[task.rank] = world.active()
-            self._leave_host(task.rank)
             return
         scheduler.current, scheduler.kernel = task, task.launch.kernel
         if task.index is not None:
@@ -193,13 +201,15 @@ class Simulation:
             scheduler.current = scheduler.kernel = None
 
     def _enter_host(self, rank):
+        if rank == self.host_rank:  # no other host ran in between, and programs change none of this
+            return
+        if self.host_rank is not None:
+            self.randoms[self.host_rank] = _state_of_process()
+            self.grad[self.host_rank] = torch.is_grad_enabled()
+        self.host_rank = rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
         _restore(self.randoms[rank])
         torch.set_grad_enabled(self.grad[rank])
-
-    def _leave_host(self, rank):
-        self.randoms[rank] = _state_of_process()
-        self.grad[rank] = torch.is_grad_enabled()
 
     def _task(self, rank, launch=None, program=-1):
         task = Task(self.made, rank, launch, program)

@@ -284,3 +284,19 @@ def teams_and_teams():
 
 def test_init_and_finalize_twice():
     check.explore(teams_and_teams, world_size=3, schedules=5, init=False).raise_if_found()
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def touch_heap():
+    shmem.aclshmem_create_tensor((16 << 20,), torch.uint8).fill_(1)
+
+
+def test_heaps_of_past_schedules_are_freed():
+    check.explore(touch_heap, world_size=2, schedules=2)
+    before = resident_bytes()
+    check.explore(touch_heap, world_size=2, schedules=12).raise_if_found()
+    assert resident_bytes() - before < 120 << 20  # twelve schedules touch 32 MiB of heaps each, and the shadow of them
