@@ -6,7 +6,6 @@ the platform under shmem (`backends.in_process`), and torch.distributed's functi
 the process (shmem's world, RANK and LOCAL_RANK, random generators) is exchanged whenever another rank's host goes on.
 """
 
-import ctypes
 import os
 import random
 
@@ -290,8 +289,6 @@ class Simulation:
     def block(self, wait):
         task = self.current
         self.moved()
-        if task.launch is not None and hasattr(wait, "ctype"):
-            self.detector.waiting(task.thread, wait.address, ctypes.sizeof(wait.ctype))
         if self.strategy.exhaustive and task.launch is not None:
             task.wait, task.seen_writes = wait, -1
             self.hub.switch()

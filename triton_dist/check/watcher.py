@@ -13,6 +13,9 @@ class Watcher:
         self.simulation, self.detector = simulation, simulation.detector
         self.exhaustive = simulation.strategy.exhaustive
 
+    def launching(self, tensors):
+        self.simulation.arguments = tensors
+
     def load(self, where, size, volatile, word):
         self.simulation.step(volatile)
         if volatile and self.exhaustive:
@@ -50,6 +53,9 @@ class Watcher:
     def notify_done(self, address, size, op):
         self.detector.notify_done(self.simulation.current.thread, address, size, op)
 
+    def waiting(self, wait, size):
+        self.detector.waiting(self.simulation.current.thread, wait.address, size)
+
     def waited(self, wait, size, sem="acquire", scope="sys"):
         self.detector.waited(self.simulation.current.thread, wait, size, sem, scope)
 
@@ -62,6 +68,3 @@ class Watcher:
 
     def fence(self):
         self.detector.fence(self.simulation.current.thread)
-
-    def launching(self, tensors):
-        self.simulation.arguments = tensors

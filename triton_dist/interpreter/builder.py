@@ -445,6 +445,8 @@ class Builder(stock.InterpreterBuilder):
         for index in np.ndindex(ptr.data.shape):
             wanted = np.broadcast_to(expected.data, ptr.data.shape)[index].item()
             wait = Wait(int(ptr.data[index]), ctype, "eq", wanted)
+            if scheduler.observer is not None:
+                scheduler.observer.waiting(wait, ctypes.sizeof(ctype))
             if limit is None:
                 scheduler.block(wait)
             else:

@@ -5,6 +5,7 @@ programs run. `where` is an Affine of addresses (all lanes, none masked off) or 
 bytes of one lane. Addresses are not checked yet: a wrong one is refused after the call.
 
     launching(tensors)                    a launch, before its programs: [(label, address, bytes)] of its tensor arguments
+    program(index, number), program_done(index, number)   a program of the launch begins and ends; number: from 0
     load(where, size, volatile, word)     a read; `word` is the language's word for it ("load", "get", "put", ...)
     store(where, size, word)              a plain write
     atomic(lanes, size, sem, scope)       read-modify-writes of one word each; sem "relaxed", "acquire", "release" or
@@ -13,6 +14,7 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
                                           the addition of nothing write nothing
     notify(address, size, op)             dl.notify: a release at system scope; op "set" or "add"
     notify_done(address, size, op)
+    waiting(wait, size)                   dl.wait begins
     waited(wait, size, sem="acquire", scope="sys")   dl.wait has ended. May make `wait.hit` an earlier value that would have
                                           ended it, too
     test(address, size)                   dl.test

@@ -277,7 +277,12 @@ class _Launch:
             self.next += 1
             worker.index = (i // (ny * nz), i // nz % ny, i % nz)
             self.scheduler.set_program(worker.index, self.grid)
-            self.run_program()
+            if self.scheduler.observer is None:
+                self.run_program()
+            else:
+                self.scheduler.observer.program(worker.index, i)
+                self.run_program()
+                self.scheduler.observer.program_done(worker.index, i)
             worker.words, worker.turns, worker.plain, worker.moved = {}, 0, True, True
 
     def resume(self, worker):

@@ -287,6 +287,8 @@ def wait(sig, value, ctx, cmp="ge", n=1):
         memory.check_symmetric(signal, signal + dtype.itemsize, "wait")
         scheduler.moved()
         over = Wait(signal, ctype, cmp, value)
+        if scheduler.observer is not None:
+            scheduler.observer.waiting(over, dtype.itemsize)
         scheduler.block(over)
         handles.atomic("add", signal, 0, dtype)  # acquire
         if scheduler.observer is not None:

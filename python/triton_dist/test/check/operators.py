@@ -1,6 +1,6 @@
 """Every operator of the library and every tutorial under the checker; as a command, a table of them.
 
-    python python/triton_dist/test/check/operators.py [--world 2,3,4] [--schedules 20] [--only TEXT]
+    python python/triton_dist/test/check/operators.py [--world 2,3,4] [--schedules 20] [--only TEXT] [--overhead]
 
 An operator is called several times on one context, so that its buffers and signals are used again, and each result is
 compared with the operator's own reference. A tutorial is run as it is, by its main(), at a small size."""
@@ -14,6 +14,7 @@ import time
 import triton_dist  # noqa: F401  before triton
 from triton_dist import check, kernels, shmem
 from triton_dist.check.scripts import script
+from triton_dist.testing import Ranks
 import torch
 import torch.distributed as dist
 
@@ -237,12 +238,40 @@ def explore(name, world, schedules, **options):
 NAMES = [*PROGRAMS, *OPTIONS]
 
 
+def run_alone(name):
+    """The operator as an ordinary run does it; processor seconds of this rank."""
+    began = time.process_time()
+    PROGRAMS[name]()
+    dist.destroy_process_group() if dist.is_initialized() else None
+    return time.process_time() - began
+
+
+def overhead(only, world=2, times=3):
+    """Processor time of a schedule against that of all ranks of an ordinary run, both at their best of a few."""
+    print(f"| program, {world} ranks | ordinary run, CPU ms | one schedule, CPU ms | ratio |\n|---|---|---|---|", flush=True)
+    with Ranks(world, env={"OMP_NUM_THREADS": "1"}) as ranks:
+        for name in sorted(PROGRAMS):
+            if only not in name:
+                continue
+            plain = min(sum(ranks.run(run_alone, name)) for _ in range(times))
+            checked = []
+            for _ in range(times):
+                began = time.process_time()
+                explore(name, world, 1)
+                checked.append(time.process_time() - began)
+            ratio = min(checked) / plain
+            print(f"| {name} | {plain * 1e3:.0f} | {min(checked) * 1e3:.0f} | {ratio:.2f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world", default="2,3,4", help="world sizes (default 2,3,4)")
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--only", default="", help="only names that have this in them")
+    parser.add_argument("--overhead", action="store_true", help="instead, compare the time with that of an ordinary run")
     args = parser.parse_args()
+    if args.overhead:
+        return overhead(args.only)
     print("| program | ranks | schedules | accesses | findings | s |\n|---|---|---|---|---|---|", flush=True)
     bad = 0
     for name in sorted(NAMES):
