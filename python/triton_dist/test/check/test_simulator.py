@@ -19,9 +19,6 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-order = []  # (rank, program) as they come
-
-
 @triton.jit
 def arrive_kernel(counter, places, ctx):
     me, pid = dl.rank(ctx), tl.program_id(0)
