@@ -35,11 +35,14 @@ Heap
 import importlib
 
 _platform = None
+in_process = None  # a Platform whose ranks all live in this process, and which makes their meetings: see triton_dist/check
 
 
 def platform():
     """This process's Platform, made on first use."""
     global _platform
+    if in_process is not None:
+        return in_process
     if _platform is None:
         from .. import backend
 

@@ -3,6 +3,7 @@
 `*policy` absorbs the cache arguments, which differ between Triton 3.6 and 3.9.
 """
 
+import ctypes
 import math
 import time
 
@@ -11,7 +12,7 @@ import triton.language as tl
 
 from .. import context
 from ..errors import SymmetricAccessError, UnsupportedError
-from . import memory, numerics, stock
+from . import memory, numerics, observer, stock
 from .affine import Affine, Constant, Rectangle
 from .handles import FORMS, Block, Handle, form_of, np_dtype
 from .scheduler import Wait, ctypes_of, scheduler
@@ -261,7 +262,7 @@ class Builder(stock.InterpreterBuilder):
     def create_masked_store(self, ptrs, value, mask, *policy, **named):
         return self._store(ptrs, value, mask)
 
-    def _load(self, ptrs, mask, other, volatile):
+    def _load(self, ptrs, mask, other, volatile, watched=False):
         element = ptrs.get_element_ty()
         dtype = np_dtype(element)
         constant = form_of(other, Constant)
@@ -273,8 +274,14 @@ class Builder(stock.InterpreterBuilder):
             found = memory.forms_of(address, None if mask is None else mask.data)
             if found is None:
                 scheduler.moved()
+                if scheduler.observer is not None and not watched:
+                    lanes = observer.lanes_of(address, None if mask is None else mask.data)
+                    scheduler.observer.load(lanes, dtype.itemsize, volatile, "load")
                 return Handle(memory.gather(address, None if mask is None else mask.data, dtype, fill), element)
             form, rectangle = found
+        if scheduler.observer is not None and not watched:
+            part = form if rectangle is None else form.part(rectangle)
+            scheduler.observer.load(part, dtype.itemsize, volatile, "load")
         out = memory.load_affine(form, rectangle, dtype, fill)
         self._note_load(form, rectangle, element, out, volatile)
         return Handle(out, element)
@@ -291,7 +298,7 @@ class Builder(stock.InterpreterBuilder):
             seen = out if rectangle is None else out[rectangle.slices()]
             scheduler.poll(_words(part.array(np.uint64), seen), element.name, 1 if volatile else _PATIENCE)
 
-    def _store(self, ptrs, value, mask):
+    def _store(self, ptrs, value, mask, watched=False):
         scheduler.moved()
         data = value.data
         form = form_of(ptrs)
@@ -300,6 +307,12 @@ class Builder(stock.InterpreterBuilder):
             found = memory.forms_of(ptrs.data, None if mask is None else mask.data)
         else:
             found = form, rectangle
+        if scheduler.observer is not None and not watched:
+            if found:
+                where = found[0] if found[1] is None else found[0].part(found[1])
+            else:
+                where = observer.lanes_of(ptrs.data, None if mask is None else mask.data)
+            scheduler.observer.store(where, data.itemsize, "store")
         if found and memory.store_affine(*found, data):
             return
         address = ptrs.data
@@ -331,6 +344,8 @@ class Builder(stock.InterpreterBuilder):
         if desc.padding == stock.ir.PADDING_OPTION.PAD_NAN:
             fill = self.cast_impl(Handle(np.array([np.nan], np.float32), tl.float32), element).data
         form, rectangle = self._box(desc, indices)
+        if scheduler.observer is not None:
+            scheduler.observer.load(form.part(rectangle), dtype.itemsize, False, "descriptor load")
         out = Handle(memory.load_affine(form, rectangle, dtype, fill), element)
         if getattr(desc, "round_f32_to_tf32", False) and element == tl.float32:
             return Handle(stock.round_to_tf32(out.data), element)
@@ -339,6 +354,8 @@ class Builder(stock.InterpreterBuilder):
     def create_descriptor_store(self, desc, value, indices, *policy):
         scheduler.moved()
         form, rectangle = self._box(desc, indices)
+        if scheduler.observer is not None:
+            scheduler.observer.store(form.part(rectangle), value.data.itemsize, "descriptor store")
         if not memory.store_affine(form, rectangle, value.data):
             raise SymmetricAccessError(f"tensor descriptor: a store with a stride of 0 ({scheduler.place()})")
 
@@ -377,15 +394,48 @@ class Builder(stock.InterpreterBuilder):
         if op == stock.ir.ATOMIC_OP.XCHG:  # of floats too: Triton's compiled helper exchanges integers alone
             bits = {tl.float32: tl.uint32, tl.float64: tl.uint64}.get(element)
         given = Handle(val.data.view(np_dtype(bits)), bits) if bits else val
+        idle = op in _ADDITIVE and not val.data.any()
+        watched = self._watch_atomic(ptr, mask, sem, scope)
         out = super().create_atomic_rmw(op, ptr, given, mask, sem, scope)
         out = Handle(out.data.view(np_dtype(element)), element) if bits else out
-        return self._note_atomic(ptr, mask, out, idle=op in _ADDITIVE and not val.data.any())
+        if watched is not None:
+            scheduler.observer.atomic_done(*watched, not idle)
+        return self._note_atomic(ptr, mask, out, idle=idle)
+
+    def _watch_atomic(self, ptr, mask, sem, scope):
+        """Tells the observer, if there is one; returns what it is told again afterwards."""
+        if scheduler.observer is None:
+            return None
+        lanes = observer.lanes_of(ptr.data, None if mask is None else mask.data)
+        size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
+        watched = lanes, size, observer.sem_name(sem), observer.scope_name(scope)
+        scheduler.observer.atomic(*watched)
+        return watched
 
     def create_atomic_cas(self, ptr, cmp, val, sem, scope):
         self._check_atomic(ptr, None)
+        watched = self._watch_atomic(ptr, None, sem, scope)
         out = super().create_atomic_cas(ptr, cmp, val, sem, scope)
+        if watched is not None:
+            exchanged = np.broadcast_to(out.data == cmp.data, ptr.data.shape).ravel()
+            scheduler.observer.atomic_done(*watched, exchanged)
         failed = bool((out.data != cmp.data).all() or (cmp.data == val.data).all())
         return self._note_atomic(ptr, None, out, idle=failed)
+
+    def create_atomic_load(self, ptr, mask, sem, scope):
+        self._check_atomic(ptr, mask)
+        watched = self._watch_atomic(ptr, mask, sem, scope)
+        out = self._load(ptr, mask, None, True, watched=True)
+        if watched is not None:
+            scheduler.observer.atomic_done(*watched, False)
+        return out
+
+    def create_atomic_store(self, ptr, val, mask, sem, scope):
+        self._check_atomic(ptr, mask)
+        watched = self._watch_atomic(ptr, mask, sem, scope)
+        self._store(ptr, val, mask, watched=True)
+        if watched is not None:
+            scheduler.observer.atomic_done(*watched, True)
 
     def create_atomic_poll(self, ptr, expected, timeout_ns, sem, scope):
         self._check_atomic(ptr, None)
@@ -395,12 +445,17 @@ class Builder(stock.InterpreterBuilder):
         for index in np.ndindex(ptr.data.shape):
             wanted = np.broadcast_to(expected.data, ptr.data.shape)[index].item()
             wait = Wait(int(ptr.data[index]), ctype, "eq", wanted)
+            if scheduler.observer is not None:
+                scheduler.observer.waiting(wait, ctypes.sizeof(ctype))
             if limit is None:
                 scheduler.block(wait)
-                continue
-            while not wait.ready() and time.monotonic_ns() < limit:
-                scheduler.pause()
-            matched[index] = wait.ready()
+            else:
+                while not wait.ready() and time.monotonic_ns() < limit:
+                    scheduler.pause()
+                matched[index] = wait.ready()
+            if scheduler.observer is not None and matched[index]:
+                policy = observer.sem_name(sem), observer.scope_name(scope)
+                scheduler.observer.waited(wait, ctypes.sizeof(ctype), *policy)
         return Handle(matched, tl.int1)
 
     # -- the rest

@@ -92,6 +92,19 @@ def _check_on_cpu(name, arg):
         )
 
 
+def _storages(bound):
+    """(label, address, bytes) of the memory behind every tensor argument."""
+    found = []
+    for name, arg in bound.items():
+        for item in arg if isinstance(arg, (tuple, list)) else (arg,):
+            tensor = getattr(item, "base", None)
+            tensor = item if tensor is None or not hasattr(tensor, "untyped_storage") else tensor
+            if hasattr(tensor, "untyped_storage"):
+                storage = tensor.untyped_storage()
+                found.append((f"argument {name!r}", storage.data_ptr(), storage.nbytes()))
+    return found
+
+
 class Launcher(stock.GridExecutor):
     def __call__(self, *args, **kwargs):
         known = inspect.getfullargspec(self.fn)
@@ -113,6 +126,8 @@ class Launcher(stock.GridExecutor):
                 with np.errstate(all="ignore"):  # a device does not warn of overflow either
                     self.fn(**values)
 
+            if scheduler.observer is not None:
+                scheduler.observer.launching(_storages(bound))
             try:
                 scheduler.launch(self.fn.__name__, run_program, grid)
             except TritonDistError:

@@ -103,14 +103,26 @@ class Worker:
         return self.turns >= (PLAIN_TURNS if self.plain else TURNS) and now - self.since > TURNS_S
 
 
+# What another engine that runs the programs supplies in this one's place (see `Scheduler.hand_over`).
+ENGINE = ("block", "pause", "moved", "poll", "launch")
+
+
 class Scheduler:
     def __init__(self):
         self.rank, self.board = 0, None
+        self.observer = None  # told of every access to memory before it is made: see observer.py
         self.current = None  # the Worker whose program runs now
         self.kernel = None
         self.lock = threading.RLock()
         self.set_program = lambda index, dim: None  # tells the interpreter which program runs
         self.crowded = lambda: False  # whether another program of the grid could run
+
+    def hand_over(self, engine):
+        """From now on `engine` runs the programs, by its own methods named in ENGINE. None: this scheduler does again."""
+        for name in ENGINE:
+            vars(self).pop(name, None)
+            if engine is not None:
+                setattr(self, name, getattr(engine, name))
 
     # -- called from inside a program
     def block(self, wait):
@@ -265,7 +277,12 @@ class _Launch:
             self.next += 1
             worker.index = (i // (ny * nz), i // nz % ny, i % nz)
             self.scheduler.set_program(worker.index, self.grid)
-            self.run_program()
+            if self.scheduler.observer is None:
+                self.run_program()
+            else:
+                self.scheduler.observer.program(worker.index, i)
+                self.run_program()
+                self.scheduler.observer.program_done(worker.index, i)
             worker.words, worker.turns, worker.plain, worker.moved = {}, 0, True, True
 
     def resume(self, worker):

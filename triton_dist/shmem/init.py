@@ -86,12 +86,7 @@ def _init(attributes, uid=None):
         raise ShmemError("shmem is initialised already: call aclshmem_finalize first", codes.INVALID_PARAM)
     rank, n_ranks, nbytes = _check(attributes)
     options = attributes.option_attr
-    if uid is None:
-        address, store = rendezvous.choose(rank, n_ranks, attributes.ip_port, options.shm_init_timeout)
-        token = ""
-    else:
-        address, store, token = _join_unique_id(uid, options.shm_init_timeout)
-    meeting = rendezvous.Meeting(address, store, rank, n_ranks, options.shm_init_timeout, token)
+    meeting = _meeting(attributes, rank, n_ranks, uid)
     heap = None
     try:
         meeting.claim()
@@ -136,8 +131,20 @@ def _init(attributes, uid=None):
         raise
     made.status = codes.InitStatus.INITIALIZED
     world.set_active(made)
-    log.info(f"initialised: {n_ranks} ranks, {nbytes} bytes of heap each, met at {address}", rank)
+    log.info(f"initialised: {n_ranks} ranks, {nbytes} bytes of heap each, met at {meeting.address}", rank)
     return codes.SUCCESS
+
+
+def _meeting(attributes, rank, n_ranks, uid):
+    if backends.in_process is not None:
+        return backends.in_process.meeting(rank, n_ranks)
+    limit = attributes.option_attr.shm_init_timeout
+    if uid is None:
+        address, store = rendezvous.choose(rank, n_ranks, attributes.ip_port, limit)
+        token = ""
+    else:
+        address, store, token = _join_unique_id(uid, limit)
+    return rendezvous.Meeting(address, store, rank, n_ranks, limit, token)
 
 
 def _code(error):

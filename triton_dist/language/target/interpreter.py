@@ -12,6 +12,7 @@ import triton.language as tl
 from ... import context
 from ...errors import SymmetricAccessError, UnsupportedError
 from ...interpreter import handles, memory
+from ...interpreter.affine import Affine
 from ...interpreter.scheduler import COMPARE, Wait, ctypes_of, scheduler
 
 SIGNAL_TYPES = ("int32", "int64")
@@ -144,10 +145,18 @@ def _copy(word, dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst):
     memory.check(local, local + n * size, word)
     to, source = (to + delta, source) if remote_dst else (to, source + delta)
     if num_pids == 1:
+        _watch_copy(word, to, source, (n,), (size,), (size,), size)
         ctypes.memmove(to, source, n * size)
         return
     for start in range(pid * block, n, num_pids * block):
+        _watch_copy(word, to + start * size, source + start * size, (min(block, n - start),), (size,), (size,), size)
         ctypes.memmove(to + start * size, source + start * size, min(block, n - start) * size)
+
+
+def _watch_copy(word, to, source, shape, to_strides, source_strides, size):
+    if scheduler.observer is not None:
+        scheduler.observer.load(Affine(source, source_strides, shape), size, False, word)
+        scheduler.observer.store(Affine(to, to_strides, shape), size, word)
 
 
 def put(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK=1024):
@@ -178,13 +187,17 @@ def _copy_2d(word, dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid,
     unit = np.dtype(f"u{size}")
     target = memory.view(to, unit, (rows, cols), (to_stride * size, size))
     origin = memory.view(source, unit, (rows, cols), (source_stride * size, size))
+    strides = (to_stride * size, size), (source_stride * size, size)
     if num_pids == 1:
+        _watch_copy(word, to, source, (rows, cols), *strides, size)
         target[...] = origin
         return
     height, width = block
     across = -(-cols // width)
     for tile in range(pid, -(-rows // height) * across, num_pids):
         r, c = tile // across * height, tile % across * width
+        shape = min(height, rows - r), min(width, cols - c)
+        _watch_copy(word, to + (r * to_stride + c) * size, source + (r * source_stride + c) * size, shape, *strides, size)
         target[r : r + height, c : c + width] = origin[r : r + height, c : c + width]
 
 
@@ -247,7 +260,12 @@ def notify(sig, peer, ctx, value=1, op="set"):
         raise UnsupportedError(f'notify: op is "set" or "add", not {op!r} ({scheduler.place()})')
     delta = _delta(peer, _table(ctx))
     scheduler.moved()
-    handles.atomic("xchg" if op == "set" else "add", address + delta, _signal_value("notify", value, dtype), dtype)
+    address, value = address + delta, _signal_value("notify", value, dtype)
+    if scheduler.observer is not None:
+        scheduler.observer.notify(address, dtype.itemsize, op)
+    handles.atomic("xchg" if op == "set" else "add", address, value, dtype)
+    if scheduler.observer is not None:
+        scheduler.observer.notify_done(address, dtype.itemsize, op)
 
 
 def _compare_name(word, cmp):
@@ -269,8 +287,12 @@ def wait(sig, value, ctx, cmp="ge", n=1):
         memory.check_symmetric(signal, signal + dtype.itemsize, "wait")
         scheduler.moved()
         over = Wait(signal, ctype, cmp, value)
+        if scheduler.observer is not None:
+            scheduler.observer.waiting(over, dtype.itemsize)
         scheduler.block(over)
         handles.atomic("add", signal, 0, dtype)  # acquire
+        if scheduler.observer is not None:
+            scheduler.observer.waited(over, dtype.itemsize)
         seen = over.hit
     return handles.tensor_of(handles.scalar_handle(seen, sig.dtype.element_ty))
 
@@ -279,8 +301,12 @@ def test(sig, value, ctx, cmp="ge"):
     address, dtype, _ = _signal("test", sig)
     cmp = _compare_name("test", cmp)
     _table(ctx)
+    if scheduler.observer is not None:
+        scheduler.observer.test(address, dtype.itemsize)
     seen = handles.atomic("add", address, 0, dtype)
     hit = COMPARE[cmp](seen, _value(value))
+    if scheduler.observer is not None:
+        scheduler.observer.tested(address, dtype.itemsize, hit)
     if hit:
         scheduler.moved()
     else:
@@ -295,6 +321,8 @@ def consume_token(x, token):
 def fence(ctx):
     _table(ctx)
     scheduler.moved()
+    if scheduler.observer is not None:
+        scheduler.observer.fence()
 
 
 quiet = fence

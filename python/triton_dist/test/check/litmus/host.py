@@ -1,0 +1,187 @@
+"""Host code that touches symmetric memory: torch operations, copies and signals of shmem."""
+
+import triton_dist  # noqa: F401  before triton
+import triton_dist.language as dl
+from triton_dist import shmem
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
+from registry import cases
+
+N = 16
+
+
+@triton.jit
+def send_kernel(inbox, x, sig, value, ctx, N: tl.constexpr):
+    right = (dl.rank(ctx) + 1) % dl.num_ranks(ctx)
+    dl.put_signal(inbox, x, N, sig, right, ctx, value)
+
+
+@triton.jit
+def receive_kernel(out, inbox, sig, value, ctx, N: tl.constexpr):
+    _ = dl.wait(sig, value, ctx)
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(inbox + i))
+
+
+def tensors(V):
+    """A peer's kernel writes what the host clears or reads by torch."""
+    me, world = shmem.my_pe(), shmem.pe_count()
+    x, out = torch.arange(N, dtype=torch.float32) + 100 * me, torch.zeros(N)
+    inbox, sig = shmem.aclshmem_create_tensor((N,), torch.float32), shmem.create_signals(1)
+    ctx = shmem.context()
+    if V == "fill":
+        inbox.fill_(-1)
+    elif V == "fill-barrier":
+        inbox.fill_(-1)
+        shmem.barrier_all()
+    elif V == "clear-signal":
+        sig.zero_()
+    elif V == "clear-signal-barrier":
+        sig.zero_()
+        shmem.barrier_all()
+    elif V == "copy":
+        inbox.copy_(x)
+    elif V == "slice":
+        inbox[3:5] = 0
+    elif V == "other-slice":
+        spare = shmem.aclshmem_create_tensor((N,), torch.float32)
+        spare[3:5] = 0
+    send_kernel[(1,)](inbox, x, sig, 1, ctx, N)
+    if V == "sum-early":
+        inbox.sum()
+    elif V == "tolist-early":
+        inbox.tolist()
+    elif V == "item-early":
+        inbox[0].item()
+    receive_kernel[(1,)](out, inbox, sig, 1, ctx, N)
+    if V in ("sum", "tolist", "item", "view"):
+        reads = {"sum": torch.sum, "tolist": torch.Tensor.tolist, "item": lambda t: t[0].item(), "view": lambda t: t.view(-1)}
+        reads[V](inbox)
+    assert torch.equal(out, torch.arange(N) + 100.0 * ((me - 1) % world))
+
+
+cases(
+    tensors,
+    {
+        "plain": (),
+        "fill-barrier": (),
+        "clear-signal-barrier": (),
+        "other-slice": (),
+        "sum": (),
+        "tolist": (),
+        "item": (),
+        "view": (),
+        "fill": ("data-race", "wrong-result"),
+        "copy": ("data-race", "wrong-result"),
+        "slice": ("data-race", "wrong-result"),
+        "clear-signal": ("data-race", "missing-release", "deadlock", "wrong-result"),
+        "sum-early": ("data-race",),
+        "tolist-early": ("data-race",),
+        "item-early": ("data-race",),
+    },
+)
+
+
+def loop(V):
+    """Many calls with one signal: epochs, or a signal cleared by the host in between."""
+    me, world = shmem.my_pe(), shmem.pe_count()
+    x, out = torch.arange(N, dtype=torch.float32) + 100 * me, torch.zeros(N)
+    inbox, sig = shmem.aclshmem_create_tensor((N,), torch.float32), shmem.create_signals(1)
+    for call in range(3):
+        value = call + 1 if V == "epochs" else 1
+        send_kernel[(1,)](inbox, x, sig, value, shmem.context(), N)
+        receive_kernel[(1,)](out, inbox, sig, value, shmem.context(), N)
+        if V == "cleared":
+            shmem.barrier_all()
+            sig.zero_()
+        if V != "constant-no-barrier":
+            shmem.barrier_all()
+        assert torch.equal(out, torch.arange(N) + 100.0 * ((me - 1) % world))
+        x += 0
+
+
+cases(
+    loop,
+    {
+        "epochs": (),
+        "cleared": (),
+        "constant": ("data-race", "buffer-reuse"),
+        "constant-no-barrier": ("data-race", "buffer-reuse"),
+    },
+)
+
+
+def rma(V):
+    """Copies and signals that the host itself makes."""
+    me, world = shmem.my_pe(), shmem.pe_count()
+    right = (me + 1) % world
+    x, got = torch.arange(N, dtype=torch.float32) + 100 * me, torch.zeros(N)
+    inbox, sig = shmem.aclshmem_create_tensor((N,), torch.float32), shmem.create_signals(1)
+    here, signal = inbox.data_ptr(), sig.data_ptr()
+    if V in ("putmem_signal", "signal-unwaited"):
+        shmem.aclshmemx_putmem_signal(here, x.data_ptr(), N * 4, signal, 1, shmem.SignalOp.SIGNAL_SET, right)
+    elif V in ("getmem", "getmem-early"):
+        inbox.copy_(x)
+    elif V == "peer_tensor" or V == "peer_tensor-early":
+        shmem.peer_tensor(inbox, right).copy_(x)
+    else:
+        shmem.aclshmem_putmem(here, x.data_ptr(), N * 4, right)
+    if V == "putmem_signal":
+        shmem.aclshmem_signal_wait_until(signal, shmem.CmpOp.CMP_GE, 1)
+    elif not V.endswith("early") and V != "signal-unwaited":
+        shmem.barrier_all()
+    if V.startswith("getmem"):
+        shmem.aclshmem_getmem(got.data_ptr(), here, N * 4, (me - 1) % world)
+    else:
+        got.copy_(inbox)
+    if V != "signal-unwaited":
+        assert torch.equal(got, torch.arange(N) + 100.0 * ((me - 1) % world))
+
+
+cases(
+    rma,
+    {
+        "putmem": (dict(world_size=3),),
+        "putmem_signal": (dict(world_size=3),),
+        "getmem": (),
+        "peer_tensor": (),
+        "putmem-early": ("data-race", "wrong-result"),
+        "getmem-early": ("data-race", "wrong-result"),
+        "peer_tensor-early": ("data-race", "wrong-result"),
+        "signal-unwaited": ("unwaited-signal", "data-race"),
+    },
+)
+
+
+def messages(V):
+    """torch.distributed orders exactly those ranks that hear of each other."""
+    me = shmem.my_pe()
+    dist.init_process_group("gloo")
+    inbox = shmem.aclshmem_create_tensor((N,), torch.float32)
+    inbox.fill_(me)
+    token = torch.zeros(1)
+    if V == "send":
+        dist.send(token, 1) if me == 0 else dist.recv(token, 0)
+    elif V == "broadcast":
+        dist.broadcast(token, 0)
+    elif V == "backwards":
+        dist.send(token, 0) if me == 1 else dist.recv(token, 1)
+    elif V == "group":
+        dist.barrier(group=dist.new_group([0, 1]))
+    if me == 1:
+        assert (shmem.peer_tensor(inbox, 0) == 0).all()
+
+
+cases(
+    messages,
+    {
+        "send": (),
+        "broadcast": (),
+        "group": (),
+        "backwards": ("data-race", "wrong-result"),
+        "nothing": ("data-race", "wrong-result"),
+    },
+)

@@ -1,0 +1,98 @@
+"""The command, the pytest plugin, and the README's program under both."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import triton_dist  # noqa: F401  before triton
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[".."] * 4))
+
+
+def python(*args, cwd):
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TRITON_INTERPRET")}
+    env["PYTHONPATH"] = ROOT
+    done = subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def ring(tmp_path):
+    """The README's ring.py."""
+    with open(os.path.join(ROOT, "README.md")) as file:
+        source = next(one for one in re.findall(r"```python\n(.*?)```", file.read(), re.S) if "def ring" in one)
+    (tmp_path / "ring.py").write_text(source)
+    return tmp_path, source
+
+
+def test_the_command_passes_the_readme_program(ring):
+    folder, _ = ring
+    code, out = python("-m", "triton_dist.check", "ring.py", "--world-size", "3", "--schedules", "12", cwd=folder)
+    assert code == 0 and re.match(r"ring.py, 3 ranks, 12 schedules explored in .* s: nothing found", out), out
+
+
+def test_the_command_reports_a_missing_wait_and_replays_it(ring):
+    folder, source = ring
+    (folder / "ring.py").write_text(source.replace("dl.wait(sig, 1, ctx)", "0"))
+    code, out = python("-m", "triton_dist.check", "--world-size", "2", "ring.py", cwd=folder)
+    assert code == 1 and "data-race: " in out and "put by rank" in out and "at ring.py:10 in ring" in out, out
+    seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
+    again = python("-m", "triton_dist.check", "ring.py", "--world-size", "2", "--triton-dist-seed", seed, cwd=folder)
+    assert again[0] == 1 and "data-race: " in again[1]
+
+
+def test_the_command_says_what_is_wrong_with_its_arguments(tmp_path):
+    code, out = python("-m", "triton_dist.check", "none.py", cwd=tmp_path)
+    assert code == 2 and "cannot read none.py" in out
+    (tmp_path / "empty.py").write_text("")
+    code, out = python("-m", "triton_dist.check", "empty.py", "--world-size", "99", cwd=tmp_path)
+    assert code == 2 and "world_size is 99" in out
+
+
+PLUGIN_TEST = """
+import triton_dist
+import triton_dist.language as dl
+from triton_dist import shmem
+from triton_dist.check.pytest_plugin import explored
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x, sig, ctx, WAIT: tl.constexpr):
+    dl.put_signal(x + 8, x, 8, sig, 1 - dl.rank(ctx), ctx)
+    if WAIT:
+        _ = dl.wait(sig, 1, ctx)
+    tl.store(x, tl.load(x + 8))
+
+def program(wait):
+    x = shmem.aclshmem_create_tensor((16,), torch.int32)
+    kernel[(1,)](x, shmem.create_signals(1), shmem.context(), wait)
+
+def test_right(explore):
+    assert explore(program, True).schedules == 7
+
+def test_wrong(explore):
+    explore(program, False)
+
+@explored(world_size=2)
+def test_decorated():
+    program(True)
+
+@explored(world_size=2)
+def test_decorated_wrong():
+    program(False)
+"""
+
+
+def test_the_plugin(tmp_path):
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["triton_dist.check.pytest_plugin"]\n')
+    (tmp_path / "test_plugin.py").write_text(PLUGIN_TEST)
+    run = "-m", "pytest", "-q", "-p", "no:cacheprovider"
+    code, out = python(*run, "--triton-dist-schedules", "7", cwd=tmp_path)
+    assert code == 1 and "2 failed, 2 passed" in out, out
+    assert "data-race: two accesses that nothing orders" in out and "test_plugin.py:13 in kernel" in out
+    seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
+    code, out = python(*run, "test_plugin.py::test_wrong", "--triton-dist-seed", seed, cwd=tmp_path)
+    assert code == 1 and "1 schedules" in out and "data-race" in out, out

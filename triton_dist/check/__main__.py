@@ -1,0 +1,49 @@
+"""The command: python -m triton_dist.check script.py [its arguments] --world-size 4 --schedules 200
+
+The script is what torchrun would start. The checker's own options may stand before or after it; `--` ends them. Exit code 0:
+nothing found, 1: something was, 2: it could not run."""
+
+import argparse
+import sys
+
+import triton_dist  # noqa: F401  before triton
+
+from . import explore
+from .scripts import script
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m triton_dist.check",
+        description="Runs a script's ranks in one process under many schedules; reports races, missing orders, deadlocks.",
+    )
+    parser.add_argument("script", help="a script as torchrun would start it; other arguments are passed on to it")
+    parser.add_argument("--world-size", type=int, default=2, help="ranks, 1 to 64 (default 2)")
+    parser.add_argument("--schedules", type=int, default=200, help="the first is first-in first-out (default 200)")
+    parser.add_argument("--triton-dist-seed", help='run this schedule alone: a number of a report, or "fifo"')
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="every order of signals that can make a difference, at most --schedules runs"
+    )
+    parser.add_argument("--resident", type=int, help="programs of a grid that run at a time (default all)")
+    parser.add_argument("--seconds", type=float, help="start no further schedule after so long")
+    parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
+    args, rest = parser.parse_known_args(argv)
+    if rest and rest[0] == "--":
+        rest = rest[1:]
+    try:
+        program = script(args.script, rest)
+    except (OSError, SyntaxError) as error:
+        parser.error(f"cannot read {args.script}: {error}")
+    try:
+        report = explore(
+            program, world_size=args.world_size, schedules=args.schedules, seed=args.triton_dist_seed, init=False,
+            exhaustive=args.exhaustive, resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
+        )  # fmt: skip
+    except ValueError as error:
+        parser.error(str(error))
+    print(report)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

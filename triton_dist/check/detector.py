@@ -1,0 +1,388 @@
+"""The race detector: told of every access, it knows what is ordered by what, and reports what is not.
+
+An access is ordered before another by: the order of one program; a release and the acquire that sees it, when the scope of
+both reaches the other; a launch (host before program) and its end (program before host; a rank's launches and its host's
+tensor operations are one stream); a meeting of hosts (barriers, collective calls, torch.distributed).
+Not seen: orders inside one program (a missing `tl.debug_barrier`), memory that is neither symmetric nor part of a kernel's
+tensor arguments, and what libraries do to memory outside of torch operations.
+"""
+
+import bisect
+
+import numpy as np
+
+from ..context import SIGNAL_BYTES
+from ..interpreter.affine import Affine
+from ..interpreter.scheduler import COMPARE
+from . import history, signals, sites
+from .clocks import Threads, joined
+from .history import ATOMIC_READ, ATOMIC_WRITE, READ, WRITE, Histories, Shadow
+
+MANY_LANES = 4096  # an atomic on more words than this is no signal: its words publish nothing
+
+
+class Region:
+    """Memory outside of the heap that a launch may touch: the storage of a tensor argument. Lives as long as the launch."""
+
+    __slots__ = ("base", "end", "shadow", "label")
+
+    def __init__(self, base, nbytes, label):
+        self.base, self.end, self.label, self.shadow = base, base + nbytes, label, None
+
+
+class Detector:
+    """`heap_map(rank)` is the rank's HeapMap or None; `found(kind, text, places, ranks)` takes what is found."""
+
+    def __init__(self, world, heap_map, found):
+        self.heap_map, self.found = heap_map, found
+        self.threads = Threads(world)
+        self.histories, self.shadows, self.cells = Histories(), {}, signals.Cells()
+        self.lines = {}  # number of a 64-byte line -> address of the signal in it
+        self.regions = {}  # rank -> [Region], by address
+        self._stored = None  # a store to a signal that is being made: its value is there at the next call
+        self.written = 0  # counts writes: who waits looks again only when it has changed
+
+    # -- where
+    def _split(self, thread, where, size):
+        """[(Shadow, where, describe)] of the tracked memory that an access touches."""
+        if isinstance(where, Affine):
+            if 0 in where.shape:
+                return []
+            low, high = where.bounds()
+        else:
+            if not where.size:
+                return []
+            low, high = int(where.min()), int(where.max())
+        found = self._shadow(thread, low)
+        if found is not None and high + size <= found.base + found.nbytes:
+            return [(found, where)]
+        if low == high or (found is None and self._shadow(thread, high) is None and not self._near_heap(thread, low, high)):
+            return []
+        lanes = where.array(np.uint64).ravel() if isinstance(where, Affine) else where
+        parts = []
+        lanes = np.unique(lanes)
+        while lanes.size:
+            found = self._shadow(thread, int(lanes[0]))
+            if found is None:
+                lanes = lanes[1:]
+                continue
+            inside = lanes + np.uint64(size) <= np.uint64(found.base + found.nbytes)
+            if not inside.any():
+                lanes = lanes[1:]
+                continue
+            parts.append((found, lanes[inside]))
+            lanes = lanes[~inside]
+        return parts
+
+    def _near_heap(self, thread, low, high):
+        heap = self.heap_map(thread.rank)
+        return heap is not None and high > heap.span[0] and low < heap.span[1]
+
+    def _shadow(self, thread, address):
+        heap = self.heap_map(thread.rank)
+        place = heap.owner(address) if heap is not None else None
+        if place is not None:
+            allocation = heap.allocation(place[1])
+            if allocation is None:
+                return None
+            base = heap.bases[place[0]] + allocation.offset
+            shadow = self.shadows.get((base, allocation.nbytes))
+            if shadow is None:
+                shadow = self.shadows[base, allocation.nbytes] = Shadow(base, max(allocation.nbytes, 1))
+            return shadow
+        regions = self.regions.get(thread.rank)
+        if regions:
+            i = bisect.bisect_right(regions, address, key=lambda region: region.base) - 1
+            if i >= 0 and address < regions[i].end:
+                region = regions[i]
+                if region.shadow is None:
+                    region.shadow = Shadow(region.base, region.end - region.base)
+                return region.shadow
+        return None
+
+    def word(self, rank, address):
+        """Names a word of memory alike in every schedule, in which heaps lie elsewhere."""
+        heap = self.heap_map(rank)
+        place = heap.owner(address) if heap is not None else None
+        if place is not None:
+            return place
+        for region in self.regions.get(rank, ()):
+            if region.base <= address < region.end:
+                return rank, region.label, address - region.base
+        return rank, "elsewhere", address
+
+    def describe(self, rank, address):
+        heap = self.heap_map(rank)
+        if heap is not None and heap.owner(address) is not None:
+            return heap.describe(address)
+        for region in self.regions.get(rank, ()):
+            if region.base <= address < region.end:
+                return f"rank {rank}'s {region.label}, byte {address - region.base} of its storage (not symmetric memory)"
+        return f"address {address:#x}"
+
+    # -- accesses
+    def load(self, thread, where, size, volatile, word):
+        """A plain read. A volatile one is a relaxed atomic read at system scope, as on a GPU."""
+        site = sites.here()
+        self._settle()
+        parts = self._split(thread, where, size)
+        for shadow, part in parts:
+            if volatile:
+                event = self.histories.event(thread, site, "volatile load", "sys")
+                self._access(thread, shadow, part, size, ATOMIC_READ, event)
+            else:
+                self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, word))
+            for cell in self._cells_in(part, size):
+                if volatile:
+                    self.cells.read(cell, thread, "relaxed", "sys", site)
+                else:
+                    cell.observed = True
+                    self._heard_plainly(cell, thread, site)
+
+    def _heard_plainly(self, cell, thread, site):
+        """A plain read of a signal: if the program goes by what it read, an acquire is missing."""
+        if cell.entries:
+            last = cell.entries[-1]
+            if not thread.knows(last.thread, last.clock):
+                thread.wide = joined(thread.wide, last.wide)
+                thread.hear_of((*last.weak, ("acquire", last, "sys", site)))
+
+    def store(self, thread, where, size, word):
+        site = sites.here()
+        self._settle()
+        self.written += 1
+        for shadow, part in self._split(thread, where, size):
+            if thread.fenced is not None and size in (4, 8) and _one(part) is not None:
+                # One word after a fence is a signal: on every target it is written at once, and after what was before.
+                address = _one(part)
+                event = self.histories.event(thread, site, word, "sys", True)
+                self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
+                self._stored = self.cells.touch(address, size), thread, site, word
+                continue
+            self._access(thread, shadow, part, size, WRITE, self.histories.event(thread, site, word))
+            for cell in self._cells_in(part, size):
+                cell.reset()
+
+    def _settle(self):
+        if self._stored is not None:
+            cell, thread, site, word = self._stored
+            self._stored = None
+            self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
+
+    def _cells_in(self, where, size):
+        if not self.cells.sorted:
+            return ()
+        low, high = where.bounds() if isinstance(where, Affine) else (int(where.min()), int(where.max()))
+        return self.cells.within(low, high + size)
+
+    def _access(self, thread, shadow, where, size, kind, event):
+        def report(earlier, address, number):
+            self._race(thread, earlier, event, kind, address, number)
+
+        shadow.access(self.histories, where, size, kind, event, thread, report)
+        if len(self.histories.states) > history.LIMIT:
+            local = [one.shadow for some in self.regions.values() for one in some if one.shadow is not None]
+            self.histories.collect([*self.shadows.values(), *local])
+
+    # -- atomics and signals
+    def atomic(self, thread, lanes, size, sem, scope):
+        site = sites.here()
+        self._settle()
+        event = self.histories.event(thread, site, "atomic", scope, True)
+        for shadow, part in self._split(thread, lanes, size):
+            self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
+        if lanes.size <= MANY_LANES and size in (4, 8):
+            for address in lanes.tolist():
+                cell = self.cells.touch(address, size)
+                self.cells.read(cell, thread, sem, scope, site)
+
+    def atomic_done(self, thread, lanes, size, sem, scope, wrote):
+        if lanes.size > MANY_LANES or size not in (4, 8) or wrote is False:
+            return
+        self.written += 1
+        site = sites.here()
+        wrote = np.broadcast_to(wrote, lanes.shape)
+        for address, changed in zip(lanes.tolist(), wrote.tolist()):
+            if changed:
+                self.cells.write(self.cells.at(address, size), thread, sem, scope, site, "atomic")
+        thread.tick()
+
+    def notify(self, thread, address, size, op):
+        site = sites.here()
+        self._settle()
+        self._line(thread, address, size, site)
+        cell = self.cells.touch(address, size)
+        if cell.label is None:
+            cell.label = self.describe(thread.rank, address)
+        event = self.histories.event(thread, site, f"notify ({op})", "sys", True)
+        for shadow, part in self._split(thread, Affine(address, (), ()), size):
+            self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
+
+    def notify_done(self, thread, address, size, op):
+        self.written += 1
+        site = sites.here()
+        cell = self.cells.at(address, size)
+        entry = self.cells.write(cell, thread, "release", "sys", site, f"notify ({op})", begins=op == "set")
+        cell.notified = entry
+        cell.sites.add(site)
+        for other, (their_op, value, clock, theirs) in cell.writes.items():
+            if other == thread.id or thread.knows(other, clock) or "set" not in (op, their_op):
+                continue
+            if op == their_op and value == entry.value:
+                continue
+            text = (
+                f"{self.describe(thread.rank, address)}\n"
+                f"{theirs.word} by {self.threads.list[other]} at {sites.text(theirs.site)}\n"
+                f"{entry.word} by {thread} at {sites.text(site)}\n"
+                "Neither is ordered before the other, so the set may wipe out the other's value."
+            )
+            self.found("lost-update", text, (sites.text(theirs.site), sites.text(site)), (theirs.rank, thread.rank))
+        cell.writes[thread.id] = op, entry.value, thread.clock, entry
+        thread.tick()
+
+    def _line(self, thread, address, size, site):
+        """A signal has a 64-byte line to itself."""
+        line = address // SIGNAL_BYTES
+        first = self.lines.setdefault(line, (address, site))
+        if first[0] != address:
+            text = (
+                f"{self.describe(thread.rank, first[0])}, used at {sites.text(first[1])}\n"
+                f"{self.describe(thread.rank, address)}, used at {sites.text(site)} by {thread}"
+            )
+            self.found("shared-line", text, (sites.text(first[1]), sites.text(site)), (thread.rank,))
+
+    def _look(self, thread, address, size, scope, site, word):
+        self._settle()
+        self._line(thread, address, size, site)
+        cell = self.cells.at(address, size)
+        cell.observed, cell.waited = True, site
+        event = self.histories.event(thread, site, word, scope)
+        for shadow, part in self._split(thread, Affine(address, (), ()), size):
+            self._access(thread, shadow, part, size, ATOMIC_READ, event)
+        return cell
+
+    def waiting(self, thread, address, size):
+        """A wait has begun, which may never end."""
+        cell = self.cells.at(address, size)
+        cell.observed, cell.waited = True, sites.here()
+
+    def waited(self, thread, wait, size, sem="acquire", scope="sys"):
+        site = sites.here()
+        cell = self._look(thread, wait.address, size, scope, site, "wait")
+        compare = COMPARE[wait.compare]
+        first = self.cells.read(cell, thread, sem, scope, site, lambda value: compare(value, wait.value))
+        if first is not None:
+            wait.hit = first
+
+    def tested(self, thread, address, size, hit):
+        site = sites.here()
+        cell = self._look(thread, address, size, "sys", site, "test")
+        if hit:
+            self.cells.read(cell, thread, "acquire", "sys", site)
+
+    def fence(self, thread):
+        self._settle()
+        signals.fence(thread)
+
+    # -- launches
+    def launched(self, rank, tensors):
+        """`tensors`: (label, address, bytes) of what the kernel was given."""
+        self._settle()
+        self.threads.launched(rank)
+        heap = self.heap_map(rank)
+        regions = {}
+        for label, address, nbytes in tensors:
+            if nbytes and (heap is None or heap.owner(address) is None):
+                old = regions.get(address)
+                if old is None or old.end - old.base < nbytes:
+                    regions[address] = Region(address, nbytes, label)
+        self.regions[rank] = sorted(regions.values(), key=lambda region: region.base)
+
+    def program_ended(self, thread):
+        self._settle()
+        self.threads.program_ended(thread)
+
+    def meet(self, ranks):
+        self._settle()
+        self.threads.meet(ranks)
+
+    def launch_ended(self, rank):
+        self._settle()
+        self.regions.pop(rank, None)
+        self.threads.launch_ended(rank)
+
+    # -- the end
+    def ended(self):
+        """The run has come to its end: signals that nobody ever looked at. A line that notifies many signals (of buffers
+        that a short run does not use again, say) counts as heard when one of them was looked at."""
+        cells = self.cells.by_address.values()
+        heard = {site for cell in cells if cell.observed for site in cell.sites}
+        for cell in cells:
+            if cell.notified is not None and not cell.observed and not cell.sites & heard:
+                entry = cell.notified
+                text = (
+                    f"{cell.label}, value {entry.value}\n"
+                    f"{entry.word} by {self.threads.list[entry.thread]} at {sites.text(entry.site)}"
+                )
+                self.found("unwaited-signal", text, (sites.text(entry.site),), (entry.rank,))
+
+    def forget(self):
+        self.histories, self.shadows, self.cells, self.regions = Histories(), {}, signals.Cells(), {}
+
+    # -- reports
+    def _race(self, thread, earlier, event, kind, address, number):
+        reason = None
+        weak = None
+        if thread.knows_widely(earlier.thread, earlier.clock):
+            weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
+        atomics = earlier.scope is not None and event.scope is not None
+        if atomics:
+            reason = "narrow-scope"
+        elif weak is not None:
+            reason = {"release": "missing-release", "acquire": "missing-acquire", "scope": "narrow-scope"}[weak[0]]
+        elif (earlier.scope is None) != (event.scope is None) and self._signal(address):
+            plain = event if event.scope is None else earlier
+            reads = kind == READ or (plain is earlier and kind in (ATOMIC_WRITE,) and not self._wrote(earlier, number))
+            reason = "missing-acquire" if reads else "missing-release"
+        elif kind == WRITE and event.rank != earlier.rank and self._was_read(earlier, number):
+            write = self.histories.states[number][0]
+            if write and self.histories.events[write].rank == event.rank:
+                reason = "buffer-reuse"
+        reason = reason or "data-race"
+        lines = [
+            self.describe(thread.rank, address),
+            f"{earlier.word} by {self._name(earlier)} at {sites.text(earlier.site)}",
+            f"{event.word} by {self._name(event)} at {sites.text(event.site)}",
+        ]
+        if weak is not None and reason in ("missing-release", "missing-acquire", "narrow-scope") and not atomics:
+            _, entry, scope, site = weak
+            lines.append(
+                f"They meet in {self.describe(thread.rank, entry.address)}: {entry.word} with scope {entry.scope} at "
+                f"{sites.text(entry.site)}, seen with scope {scope} at {sites.text(site)}"
+            )
+        places = sites.text(earlier.site), sites.text(event.site)
+        self.found(reason, "\n".join(lines), places, (earlier.rank, event.rank))
+
+    def _signal(self, address):
+        cell = self.cells.by_address.get(address)
+        return cell is not None and (cell.notified is not None or cell.waited is not None or bool(cell.entries))
+
+    def _wrote(self, event, number):
+        return self.histories.states[number][0] == event.number
+
+    def _was_read(self, event, number):
+        return event.number in self.histories.states[number][1]
+
+    def _name(self, event):
+        return f"rank {event.rank} " + ("host" if event.program is None else f"program {event.program}")
+
+
+def _covers(entry, event):
+    return event.thread < len(entry.wide) and event.clock <= entry.wide[event.thread]
+
+
+def _one(where):
+    """The address of an access to one word, else None."""
+    if isinstance(where, Affine):
+        return where.base if all(n == 1 for n in where.shape) else None
+    return int(where[0]) if where.size == 1 else None

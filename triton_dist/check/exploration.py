@@ -1,0 +1,149 @@
+"""Runs a program under many schedules, and collects what was found."""
+
+import contextlib
+import io
+import time
+
+from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
+from .exhaustive import Exhaustive, Path
+from .findings import SYMPTOMS, Report
+from .simulator import Simulation
+from .strategies import strategy_of
+
+HEAP_BYTES = 64 << 20
+
+
+def explore(
+    program,
+    *args,
+    world_size=2,
+    schedules=200,
+    seed=None,
+    exhaustive=False,
+    init=True,
+    heap_bytes=HEAP_BYTES,
+    resident=None,
+    keep_going=False,
+    max_steps=2_000_000,
+    seconds=None,
+):
+    """Runs `program(*args)` on `world_size` ranks, all in this process, under many schedules, and looks for faults.
+
+    The program is what a rank would run: it allocates with `shmem`, launches kernels, uses torch.distributed, asserts what
+    must be true of the result. It is called once for each rank and schedule, so it must not keep state of its own between
+    calls (module globals are shared by all ranks).
+
+    Args:
+        program: a function. It must do the same in every call but for the order in which ranks come: no time, no randomness
+            that is not seeded (torch's, numpy's and random's generators start alike in every schedule, a set for each rank).
+        args: its arguments, the same for every rank.
+        world_size: 1 to 64 ranks.
+        schedules: the first is first-in first-out, the others have the seeds 0, 1, 2 ...: random for even ones, priorities
+            with few changes (PCT) for odd ones.
+        seed: run that schedule alone, to replay it: a number, "fifo", or a path of an exhaustive search.
+        exhaustive: instead of by seeds, search systematically: every order of atomics, signals and waits that can make a
+            difference, for small kernels. When it ends within `schedules` runs, `report.complete` is True: all were explored.
+        init: initialise shmem with `heap_bytes` on each rank before, and finalize after. False: the program does so.
+        resident: programs of a grid that run at a time; None: TRITON_DIST_RESIDENT, else all. Give what a device holds.
+        keep_going: go on after the first schedule that shows a fault, to count how many do.
+        max_steps: accesses to memory after which a schedule counts as endless.
+        seconds: start no further schedule after so long.
+
+    Returns: a Report. `report.ok`, `report.findings`, `print(report)`, `report.raise_if_found()`.
+
+    Memory: the heaps (as far as touched), for each 8 bytes touched 4 more (16 where single bytes are accessed), and some
+    hundred bytes for each different access, at most 400,000 of them at a time.
+    """
+    if not 1 <= world_size <= 64:
+        raise ValueError(f"explore: world_size is {world_size}: give 1 to 64")
+    if not isinstance(schedules, int) or schedules < 1:
+        raise ValueError(f"explore: schedules is {schedules!r}: give 1 or more")
+    if resident is not None and resident < 1:
+        raise ValueError(f"explore: resident is {resident}: give 1 or more programs")
+    body = program
+    if init:
+
+        def body(*args):
+            return _with_shmem(program, args, heap_bytes)
+
+    name = getattr(program, "__qualname__", getattr(program, "__name__", type(program).__name__))
+    report = Report(name, world_size)
+    began = time.perf_counter()
+    length = 1000
+    search = Exhaustive() if exhaustive else None
+    for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
+        output = io.StringIO()
+        simulation = Simulation(world_size, search or _strategy(number, length), resident, max_steps)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            simulation.run(body, args)
+        if search:
+            number = search.path()
+            search.finish()
+            report.complete = search.over
+            report.redundant += simulation.redundant
+            if simulation.redundant:
+                continue
+        elif number is None:
+            length = simulation.steps
+            if seed not in (None, "fifo"):
+                continue  # it only told how long the schedule to replay is
+        _add(report, simulation, number, resident)
+        if report.schedules == 1 or (simulation.findings and len(report.findings) == len(simulation.findings)):
+            report.outputs = output.getvalue()
+        if not simulation.findings:
+            report.results = simulation.results
+        if (report.findings and not keep_going) or (seconds and time.perf_counter() - began > seconds):
+            break
+    report.findings.sort(key=lambda one: one.kind in SYMPTOMS)  # causes first
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _seeds(schedules, seed):
+    if seed == "fifo":
+        return [None]
+    if isinstance(seed, str) and not seed.isdigit():
+        return [seed]
+    if seed is not None:
+        return [None, int(seed)]
+    return [None, *range(schedules - 1)]
+
+
+def _strategy(seed, length):
+    return Path(seed.removeprefix("path:")) if isinstance(seed, str) else strategy_of(seed, length)
+
+
+def _paths(search, schedules):
+    """As many runs as it takes, at most `schedules`."""
+    for _ in range(schedules):
+        if search.over:
+            return
+        search.begin()
+        yield None
+
+
+def _add(report, simulation, seed, resident):
+    report.schedules += 1
+    report.steps += simulation.steps
+    report.flagged += bool(simulation.findings)
+    shown = "fifo" if seed is None else f"path:{seed}" if isinstance(seed, str) else seed
+    for one in simulation.findings:
+        known = next((found for found in report.findings if found.key == one.key), None)
+        if known is not None:
+            known.count += 1
+            continue
+        one.seed, one.count = seed, 1
+        limit = "" if resident is None else f", resident={resident}"
+        one.replay = f"seed={shown!r}, world_size={report.world_size}{limit} (--triton-dist-seed {shown})"
+        report.findings.append(one)
+
+
+def _with_shmem(program, args, heap_bytes):
+    import os
+
+    attr = InitAttr(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "", heap_bytes)
+    if aclshmem_init(attr) != 0:
+        raise RuntimeError(f"aclshmem_init failed: {last_error()}")
+    result = program(*args)
+    aclshmem_finalize()
+    return result

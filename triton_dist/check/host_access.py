@@ -1,0 +1,99 @@
+"""Tensor operations of host code on the symmetric heap, as accesses of the host's thread: `fill_`, `copy_`, `zero_`, sums.
+
+A mode of torch's dispatcher sees every operation with its arguments, and the operation's schema says which of them it
+writes. Operations that only make views touch nothing. `tolist` and `numpy` bypass the dispatcher and are seen one level up.
+"""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..interpreter.affine import Affine
+
+_roles = {}  # operation -> None for a view, else {position or name of an argument: whether it is written}
+
+
+def _roles_of(func):
+    found = _roles.get(func, _roles)
+    if found is not _roles:
+        return found
+    schema = func._schema
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    roles = None
+    if not view:
+        roles = {}
+        for position, argument in enumerate(schema.arguments):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            roles[argument.name if argument.kwarg_only else position] = written
+    _roles[func] = roles
+    return roles
+
+
+_ONLY_WRITTEN = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_"}
+_DIRECT = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, owner):
+        super().__init__()
+        self.owner = owner
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        roles = _roles_of(func)
+        if roles is not None:
+            self.owner.operation(func, roles, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _Function(TorchFunctionMode):
+    def __init__(self, owner):
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _DIRECT:
+            self.owner.touch(args[0], False, func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class HostAccess:
+    """`with access:` around host code. `note(where, size, writes, word)` is told of every access to a watched heap."""
+
+    def __init__(self, note):
+        self.note, self.storages = note, set()
+        self._modes = _Dispatch(self), _Function(self)
+
+    def watch(self, memory):
+        self.storages.update(memory.bases)
+
+    def __enter__(self):
+        for mode in self._modes:
+            mode.__enter__()
+
+    def __exit__(self, *error):
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+    def operation(self, func, roles, args, kwargs):
+        name = func._schema.name.rpartition("::")[2]
+        for key, written in roles.items():
+            argument = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
+            if isinstance(argument, torch.Tensor):
+                argument = (argument,)
+            if not isinstance(argument, (tuple, list)):
+                continue
+            for tensor in argument:
+                if isinstance(tensor, torch.Tensor):
+                    if written and name not in _ONLY_WRITTEN and not isinstance(key, str):
+                        self.touch(tensor, False, name)
+                    self.touch(tensor, written, name)
+
+    def touch(self, tensor, written, word):
+        if not self.storages or tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.numel():
+            return
+        if tensor.untyped_storage().data_ptr() not in self.storages:
+            return
+        size = tensor.element_size()
+        strides = [stride * size for stride in tensor.stride()]
+        self.note(Affine(tensor.data_ptr(), strides, tuple(tensor.shape)), size, written, word)

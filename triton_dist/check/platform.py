@@ -1,0 +1,174 @@
+"""The platform under a simulation: all ranks' heaps in this process, and meetings that switch to the other ranks.
+
+What it takes from `backends`: the Platform and Heap methods listed in backends/__init__.py.
+"""
+
+import ctypes
+import os
+
+import torch
+
+from ..backends import processes, segments
+from ..interpreter import atomic_add
+from ..interpreter.affine import Affine
+from ..interpreter.scheduler import Wait
+
+_COMPARE = {"eq": "==", "ne": "!=", "gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_C_INT = {4: ctypes.c_int32, 8: ctypes.c_int64}
+
+
+class SimulatedPlatform:
+    process_group = "gloo"
+
+    def __init__(self, simulation):
+        self.simulation = simulation
+        self.identity = processes.identity()
+        self.inits = [0] * simulation.world_size  # of each rank
+        self.memory = {}  # number of the init -> _Memory
+
+    def device_count(self):
+        return None
+
+    def load(self):
+        pass
+
+    def prepare(self, rank):
+        return torch.device("cpu")
+
+    def heap(self, rank, n_ranks, nbytes, options):
+        return SimulatedHeap(self, rank, n_ranks, nbytes)
+
+    def meeting(self, rank, n_ranks):
+        return _Meeting(self, rank, n_ranks)
+
+
+class _Meeting:
+    """The ranks of one init: what shmem/rendezvous.py's Meeting is for processes."""
+
+    address, store = "the simulation", None
+
+    def __init__(self, platform, rank, n_ranks):
+        self.platform, self.rank, self.n_ranks = platform, rank, n_ranks
+        self.number = platform.inits[rank]
+
+    def _all(self, tag, value):
+        key, members = ("init", self.number, tag), range(self.n_ranks)
+        return self.platform.simulation.exchange(key, members, self.rank, value, lambda: "in shmem.aclshmem_init")
+
+    def claim(self):
+        simulation = self.platform.simulation
+        if self.n_ranks != simulation.world_size or self.rank != simulation.rank:
+            raise ValueError(
+                f"InitAttr names rank {self.rank} of {self.n_ranks}, but this is rank {simulation.rank} of "
+                f"{simulation.world_size}"
+            )
+
+    def join(self, value):
+        return self._all("join", value)
+
+    def vote(self, value, timeout, lost):
+        return self._all("vote", value)
+
+    def met(self):
+        self.platform.inits[self.rank] = self.number + 1
+
+    def withdraw(self):
+        pass
+
+    def clear(self):
+        pass
+
+
+class _Memory:
+    """The heaps of all ranks, with guard space between."""
+
+    def __init__(self, n_ranks, nbytes):
+        step = segments.round_up(nbytes, segments.GUARD) + segments.GUARD
+        total = n_ranks * step + segments.GUARD
+        reservation = segments.Reservation(total)
+        self.span = reservation.start, reservation.start + total
+        self.bases, self.tensors = [], []
+        for rank in range(n_ranks):
+            fd = segments.create(nbytes, f"triton_dist.check.{rank}")
+            try:
+                self.bases.append(reservation.map(segments.GUARD + rank * step, nbytes, fd))
+            finally:
+                os.close(fd)
+            self.tensors.append(segments.tensor(reservation.array(self.bases[-1], nbytes)))
+
+
+class SimulatedHeap:
+    def __init__(self, platform, rank, n_ranks, nbytes):
+        self.platform, self.simulation = platform, platform.simulation
+        self.rank, self.n_ranks, self.nbytes, self.device = rank, n_ranks, nbytes, torch.device("cpu")
+        self.number = platform.inits[rank]
+        self.descriptor = {"process": platform.identity}
+        self.memory = None
+
+    def connect(self, descriptors, store, timeout):
+        made = self.platform.memory
+        if self.number not in made:
+            made[self.number] = _Memory(self.n_ranks, self.nbytes)
+        self.memory = made[self.number]
+        self.bases, self.span = list(self.memory.bases), self.memory.span
+        self.simulation.host_access.watch(self.memory)
+
+    def mapped_by_all(self):
+        pass
+
+    def tensor(self, rank):
+        return self.memory.tensors[rank]
+
+    def exchange(self, team, text, describe, timeout=None):
+        key = "team", self.number, team.id, team.serial, tuple(team.members), team.epoch
+        said = self.simulation.exchange(key, team.members, self.rank, text, describe)
+        team.epoch += 1
+        return said
+
+    def limit_waits(self, seconds):
+        pass
+
+    def counter(self, team_id):
+        return 0
+
+    # -- put, get, signals: `blocking` makes no difference, the copy is done on return
+    def _at(self, address, peer):
+        return address + self.bases[peer] - self.bases[self.rank]
+
+    def _copy(self, dst, src, nbytes, word):
+        detector, thread = self.simulation.detector, self.simulation.host_thread()
+        self.simulation.step()
+        detector.load(thread, Affine(src, (1,), (nbytes,)), 1, False, word)
+        detector.store(thread, Affine(dst, (1,), (nbytes,)), 1, word)
+        ctypes.memmove(dst, src, nbytes)
+
+    def put(self, dst, src, nbytes, peer, blocking):
+        self._copy(self._at(dst, peer), src, nbytes, "putmem")
+
+    def get(self, dst, src, nbytes, peer, blocking):
+        self._copy(dst, self._at(src, peer), nbytes, "getmem")
+
+    def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
+        self.put(dst, src, nbytes, peer, blocking)
+        detector, thread = self.simulation.detector, self.simulation.host_thread()
+        there, op = self._at(signal, peer), "add" if add else "set"
+        self.simulation.step()
+        detector.notify(thread, there, itemsize, op)
+        if add:
+            atomic_add(there, value, itemsize)
+        else:
+            _C_INT[itemsize].from_address(there).value = value
+        detector.notify_done(thread, there, itemsize, op)
+
+    def wait_signal(self, address, compare, value, itemsize, describe, timeout=None):
+        wait = Wait(address, _C_INT[itemsize], compare.__name__, value)
+        detector, thread = self.simulation.detector, self.simulation.host_thread()
+        detector.waiting(thread, address, itemsize)
+        self.simulation.wait_on_host(wait.ready, lambda: f"{describe()}; seen {_C_INT[itemsize].from_address(address).value}")
+        detector.waited(thread, wait, itemsize)
+
+    def end_peers(self):
+        raise SystemExit("aclshmem_global_exit")
+
+    def close(self):
+        self.memory = None

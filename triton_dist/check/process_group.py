@@ -1,0 +1,289 @@
+"""torch.distributed under a simulation: the functions that host code around kernels uses, over coroutines.
+
+`with groups:` puts them in torch.distributed's place and takes them back. A collective is a meeting of its ranks' hosts,
+except a broadcast, a scatter and a send, after which only the receivers know what the sender has done. Work objects are
+done when they are returned.
+"""
+
+import copy
+
+import torch
+import torch.distributed as dist
+
+NAMES = (
+    "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast "
+    "broadcast_object_list destroy_process_group gather gather_object get_backend get_global_rank get_group_rank "
+    "get_process_group_ranks get_rank get_world_size init_process_group is_initialized monitored_barrier new_group recv reduce "
+    "reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"
+).split()
+
+
+class Work:
+    def wait(self, timeout=None):
+        return True
+
+    def is_completed(self):
+        return True
+
+
+class Group:
+    """Some ranks. `serial` names it alike on all of them."""
+
+    def __init__(self, serial, ranks):
+        self.serial, self.ranks = serial, list(ranks)
+        self.calls = {}  # rank -> collective calls so far
+
+    def rank(self):
+        return self.ranks.index(Groups.active.simulation.rank)
+
+    def size(self):
+        return len(self.ranks)
+
+
+def _reduced(op, tensors):
+    kind = getattr(op, "op", op)
+    whole = torch.stack(tensors)
+    if kind == dist.ReduceOp.SUM:
+        return whole.sum(0).to(whole.dtype)
+    if kind == dist.ReduceOp.AVG:
+        return (whole.sum(0) / len(tensors)).to(whole.dtype)
+    if kind in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        return whole.amax(0) if kind == dist.ReduceOp.MAX else whole.amin(0)
+    folds = {
+        dist.ReduceOp.PRODUCT: torch.mul,
+        dist.ReduceOp.BAND: torch.bitwise_and,
+        dist.ReduceOp.BOR: torch.bitwise_or,
+        dist.ReduceOp.BXOR: torch.bitwise_xor,
+    }
+    out = tensors[0]
+    for tensor in tensors[1:]:
+        out = folds[kind](out, tensor)
+    return out
+
+
+class Groups:
+    """The process groups of a simulation."""
+
+    active = None
+
+    def __init__(self, simulation):
+        self.simulation = simulation
+        self.world = Group(0, range(simulation.world_size))
+        self.initialized, self.made = set(), {}
+
+    def __enter__(self):
+        self.saved = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
+        for name in self.saved:
+            setattr(dist, name, getattr(self, name))
+        Groups.active = self
+        return self
+
+    def __exit__(self, *error):
+        for name, function in self.saved.items():
+            setattr(dist, name, function)
+        Groups.active = None
+
+    # -- meetings
+    def _group(self, group, call):
+        if self.simulation.rank not in self.initialized:
+            raise ValueError(f"{call}: the default process group is not initialised: call init_process_group first")
+        return group if isinstance(group, Group) else self.world
+
+    def _meet(self, call, group, value):
+        """Every member's value."""
+        group = self._group(group, call)
+        rank = self.simulation.rank
+        number = group.calls[rank] = group.calls.get(rank, 0) + 1
+        key = "torch.distributed", group.serial, number
+        said = self.simulation.exchange(key, group.ranks, rank, (call, value), lambda: f"in torch.distributed.{call}")
+        if len({one for one, _ in said}) > 1:
+            calls = ", ".join(f"rank {member}: {one}" for member, (one, _) in zip(group.ranks, said))
+            raise RuntimeError(f"the ranks of a group made different calls: {calls}")
+        return [one for _, one in said]
+
+    def _from_root(self, call, group, root, value):
+        """The root's value, for which everybody waits and the root for nobody."""
+        group = self._group(group, call)
+        rank, simulation = self.simulation.rank, self.simulation
+        number = group.calls[rank] = group.calls.get(rank, 0) + 1
+        box = simulation.meetings.setdefault(("torch.distributed", group.serial, number), {})
+        if rank == root:
+            box["value"] = value
+            thread = simulation.host_thread()
+            box["clock"] = thread.vc.copy(), thread.wide.copy()
+            thread.tick()
+            return value
+        if "value" not in box:
+            where = f"in torch.distributed.{call}: rank {root} has not come"
+            simulation.wait_on_host(lambda: "value" in box, lambda: where)
+        simulation.host_thread().join(*box["clock"])
+        return box["value"]
+
+    # -- life
+    def init_process_group(self, *args, **kwargs):
+        self.initialized.add(self.simulation.rank)
+        self._meet("init_process_group", None, None)
+
+    def destroy_process_group(self, group=None):
+        if group is None or group is self.world:
+            self.initialized.discard(self.simulation.rank)
+
+    def is_initialized(self):
+        return self.simulation.rank in self.initialized
+
+    def new_group(self, ranks=None, *args, **kwargs):
+        chosen = tuple(sorted(self.world.ranks if ranks is None else ranks))
+        number = self.world.calls.get(self.simulation.rank, 0)
+        self._meet("new_group", None, None)
+        group = self.made.setdefault((number, chosen), Group((number, chosen), chosen))
+        return group if self.simulation.rank in chosen else dist.GroupMember.NON_GROUP_MEMBER
+
+    def get_backend(self, group=None):
+        return "gloo"
+
+    def get_rank(self, group=None):
+        group = self._group(group, "get_rank")
+        rank = self.simulation.rank
+        return group.ranks.index(rank) if rank in group.ranks else -1
+
+    def get_world_size(self, group=None):
+        return len(self._group(group, "get_world_size").ranks)
+
+    def get_process_group_ranks(self, group=None):
+        return list(self._group(group, "get_process_group_ranks").ranks)
+
+    def get_global_rank(self, group, group_rank):
+        return self._group(group, "get_global_rank").ranks[group_rank]
+
+    def get_group_rank(self, group, global_rank):
+        return self._group(group, "get_group_rank").ranks.index(global_rank)
+
+    # -- collectives
+    def barrier(self, group=None, async_op=False, device_ids=None):
+        self._meet("barrier", group, None)
+        return Work() if async_op else None
+
+    def monitored_barrier(self, group=None, timeout=None, wait_all_ranks=False):
+        self._meet("barrier", group, None)
+
+    def all_gather(self, tensor_list, tensor, group=None, async_op=False):
+        for out, one in zip(tensor_list, self._meet("all_gather", group, tensor.clone())):
+            out.copy_(one)
+        return Work() if async_op else None
+
+    def all_gather_into_tensor(self, output_tensor, input_tensor, group=None, async_op=False):
+        parts = self._meet("all_gather_into_tensor", group, input_tensor.clone())
+        output_tensor.copy_(torch.cat([part.reshape(-1) for part in parts]).view(output_tensor.shape))
+        return Work() if async_op else None
+
+    def all_reduce(self, tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        tensor.copy_(_reduced(op, self._meet("all_reduce", group, tensor.clone())))
+        return Work() if async_op else None
+
+    def reduce(self, tensor, dst=None, op=dist.ReduceOp.SUM, group=None, async_op=False, group_dst=None):
+        said = self._meet("reduce", group, tensor.clone())
+        if self.simulation.rank == self._root(group, dst, group_dst):
+            tensor.copy_(_reduced(op, said))
+        return Work() if async_op else None
+
+    def reduce_scatter(self, output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        said = self._meet("reduce_scatter", group, [one.clone() for one in input_list])
+        me = self.get_rank(group)
+        output.copy_(_reduced(op, [lists[me] for lists in said]))
+        return Work() if async_op else None
+
+    def reduce_scatter_tensor(self, output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+        world = self.get_world_size(group)
+        said = self._meet("reduce_scatter_tensor", group, input.clone())
+        parts = [one.reshape(-1).chunk(world)[self.get_rank(group)] for one in said]
+        output.copy_(_reduced(op, parts).view(output.shape))
+        return Work() if async_op else None
+
+    def all_to_all(self, output_tensor_list, input_tensor_list, group=None, async_op=False):
+        said = self._meet("all_to_all", group, [one.clone() for one in input_tensor_list])
+        me = self.get_rank(group)
+        for out, lists in zip(output_tensor_list, said):
+            out.copy_(lists[me])
+        return Work() if async_op else None
+
+    def all_to_all_single(
+        self, output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False
+    ):
+        world, me = self.get_world_size(group), self.get_rank(group)
+        sizes = input_split_sizes or [input.shape[0] // world] * world
+        said = self._meet("all_to_all_single", group, list(input.clone().split(list(sizes))))
+        output.copy_(torch.cat([parts[me] for parts in said]).view(output.shape))
+        return Work() if async_op else None
+
+    def _root(self, group, root, group_root):
+        return self._group(group, "a collective").ranks[group_root] if group_root is not None else root or 0
+
+    def broadcast(self, tensor, src=None, group=None, async_op=False, group_src=None):
+        root = self._root(group, src, group_src)
+        mine = self.simulation.rank == root
+        value = self._from_root("broadcast", group, root, tensor.clone() if mine else None)
+        if not mine:
+            tensor.copy_(value)
+        return Work() if async_op else None
+
+    def scatter(self, tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
+        root = self._root(group, src, group_src)
+        mine = self.simulation.rank == root
+        parts = [one.clone() for one in scatter_list] if mine else None
+        tensor.copy_(self._from_root("scatter", group, root, parts)[self.get_rank(group)])
+        return Work() if async_op else None
+
+    def gather(self, tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
+        said = self._meet("gather", group, tensor.clone())
+        if self.simulation.rank == self._root(group, dst, group_dst):
+            for out, one in zip(gather_list, said):
+                out.copy_(one)
+        return Work() if async_op else None
+
+    # -- objects
+    def all_gather_object(self, object_list, obj, group=None):
+        object_list[:] = [copy.deepcopy(one) for one in self._meet("all_gather_object", group, copy.deepcopy(obj))]
+
+    def gather_object(self, obj, object_gather_list=None, dst=None, group=None, group_dst=None):
+        said = self._meet("gather_object", group, copy.deepcopy(obj))
+        if self.simulation.rank == self._root(group, dst, group_dst):
+            object_gather_list[:] = [copy.deepcopy(one) for one in said]
+
+    def broadcast_object_list(self, object_list, src=None, group=None, device=None, group_src=None):
+        root = self._root(group, src, group_src)
+        mine = self.simulation.rank == root
+        value = self._from_root("broadcast_object_list", group, root, copy.deepcopy(object_list) if mine else None)
+        if not mine:
+            object_list[:] = copy.deepcopy(value)
+
+    def scatter_object_list(
+        self, scatter_object_output_list, scatter_object_input_list=None, src=None, group=None, group_src=None
+    ):
+        root = self._root(group, src, group_src)
+        mine = self.simulation.rank == root
+        value = copy.deepcopy(scatter_object_input_list) if mine else None
+        mine = self._from_root("scatter_object_list", group, root, value)[self.get_rank(group)]
+        scatter_object_output_list[0] = copy.deepcopy(mine)
+
+    # -- from one to another
+    def _channel(self, source, target, tag):
+        return self.simulation.meetings.setdefault(("send", source, target, tag), [])
+
+    def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        self._group(group, "send")
+        thread = self.simulation.host_thread()
+        target = self._root(group, dst, group_dst)
+        message = tensor.clone(), thread.vc.copy(), thread.wide.copy()
+        self._channel(self.simulation.rank, target, tag).append(message)
+        thread.tick()
+
+    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        self._group(group, "recv")
+        source = self._root(group, src, group_src)
+        channel = self._channel(source, self.simulation.rank, tag)
+        if not channel:
+            self.simulation.wait_on_host(lambda: bool(channel), lambda: f"in torch.distributed.recv from rank {source}")
+        value, vc, wide = channel.pop(0)
+        self.simulation.host_thread().join(vc, wide)
+        tensor.copy_(value)
+        return source

@@ -1,0 +1,61 @@
+"""Where in the user's source an access was made, as small numbers: they are compared and stored by the thousand."""
+
+import os
+import sys
+
+import torch
+
+from ..interpreter import location
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Machinery on the way from the user's line to the access. A kernel of triton_dist.kernels is a user here.
+_SKIPPED = location.SKIPPED + tuple(
+    os.path.join(folder) + os.sep
+    for folder in (
+        os.path.dirname(os.path.abspath(__file__)),
+        os.path.join(_PACKAGE, "shmem"),
+        os.path.join(_PACKAGE, "backends"),
+        os.path.dirname(os.path.abspath(torch.__file__)),
+    )
+)
+_skipped = {}  # code object -> whether it is machinery
+_numbers = {}  # (code object, line) -> number
+_texts = []
+
+
+def here():
+    """The number of the innermost line that is not machinery."""
+    return of(sys._getframe(1))
+
+
+def of(frame):
+    while frame is not None:
+        code = frame.f_code
+        skipped = _skipped.get(code)
+        if skipped is None:
+            skipped = _skipped[code] = code.co_filename.startswith((*_SKIPPED, "<"))
+        if not skipped:
+            key = code, frame.f_lineno
+            number = _numbers.get(key)
+            if number is None:
+                number = _numbers[key] = intern(f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}")
+            return number
+        frame = frame.f_back
+    return intern("unknown source line")
+
+
+def intern(text):
+    if text not in _texts:
+        _texts.append(text)
+    return _texts.index(text)
+
+
+def text(number):
+    """"file.py:12 in name"."""
+    return _texts[number]
+
+
+def _short(path):
+    """Relative to the working folder where it lies in it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,232 @@
+"""A timeline of an ordinary run on the cpu platform, for Perfetto (ui.perfetto.dev) or chrome://tracing, and a summary.
+
+    torchrun --nproc-per-node=4 -m triton_dist.check.timeline trace.json script.py its arguments
+
+or, around a part of a rank's own code, on every rank:
+
+    with timeline("trace.json"):
+        ...
+
+A process is a rank, a thread a program of its grid. Slices: programs, waits, puts and gets (up to the program's next access
+to memory), notifies; an arrow leads from a notify to the wait that saw its value. Every rank prints a summary on stderr:
+bytes by peer, the signals that it was blocked on for longest, its longest wait. Recording costs a few microseconds an access.
+"""
+
+import argparse
+import collections
+import contextlib
+import fcntl
+import json
+import math
+import os
+import runpy
+import sys
+import time
+
+from .. import context
+from ..interpreter import scheduler
+from ..interpreter.affine import Affine
+from . import sites
+from .signals import value_at
+
+COPIES = {"put", "get", "put_2d", "get_2d"}
+SHOWN = 5
+
+
+class Recorder:
+    """The observer of one rank: see interpreter/observer.py."""
+
+    def __init__(self):
+        self.events, self.open, self.waits = [], None, {}
+        self.threads = {}  # program index -> its number
+        self.sent, self.fetched = collections.Counter(), collections.Counter()  # peer -> bytes
+        self.blocked = collections.Counter()  # description of a signal -> microseconds
+        self.longest = (0.0, "", "")  # microseconds, signal, source line
+        self.started, self.kernels = {}, 0
+        self.rank = 0
+
+    # -- events
+    def _now(self):
+        self.rank = scheduler.rank
+        return time.monotonic_ns() / 1e3  # microseconds, alike in all processes of a host
+
+    def _thread(self):
+        worker = scheduler.current
+        return self.threads.get(worker.index, 0) if worker is not None else 0
+
+    def _slice(self, name, start, end, **about):
+        about["at"] = sites.text(sites.here())
+        event = {"ph": "X", "name": name, "pid": self.rank, "tid": self._thread(), "ts": start, "dur": max(end - start, 0.1)}
+        self.events.append({**event, "args": about})
+
+    def _close(self, now):
+        """Ends the copy that was under way."""
+        if self.open is not None:
+            name, start, about, thread = self.open
+            self.open = None
+            event = {"ph": "X", "name": name, "pid": self.rank, "tid": thread, "ts": start, "dur": max(now - start, 0.1)}
+            self.events.append({**event, "args": about})
+
+    def _peer(self, where):
+        address = where.base if isinstance(where, Affine) else int(where[0]) if where.size else 0
+        place = context.heap_map.owner(address) if context.heap_map is not None else None
+        return None if place is None else place[0]
+
+    def _lanes(self, where):
+        return math.prod(where.shape) if isinstance(where, Affine) else where.size
+
+    # -- what the engine tells
+    def launching(self, tensors):
+        self.kernels += 1
+
+    def program(self, index, number):
+        self.threads[index] = number
+        self.started[index] = self._now()
+
+    def program_done(self, index, number):
+        now = self._now()
+        self._close(now)
+        start = self.started.pop(index)
+        name = f"{scheduler.kernel} {index}"
+        self.events.append({"ph": "X", "name": name, "pid": self.rank, "tid": number, "ts": start, "dur": now - start})
+
+    def load(self, where, size, volatile, word):
+        now = self._now()
+        self._close(now)
+        nbytes = self._lanes(where) * size
+        peer = self._peer(where) if nbytes else None
+        if peer is not None and peer != self.rank:
+            self.fetched[peer] += nbytes
+        if word in COPIES:
+            about = {"bytes": nbytes, "at": sites.text(sites.here())}
+            if peer is not None and word.startswith("get"):
+                about["peer"] = peer
+            self.open = word, now, about, self._thread()
+
+    def store(self, where, size, word):
+        nbytes = self._lanes(where) * size
+        peer = self._peer(where) if nbytes else None
+        if peer is not None and peer != self.rank:
+            self.sent[peer] += nbytes
+        if word in COPIES and self.open is not None:  # its load came just before
+            if peer is not None and word.startswith("put"):
+                self.open[2]["peer"] = peer
+            return
+        self._close(self._now())
+
+    def atomic(self, lanes, size, sem, scope):
+        self._close(self._now())
+
+    def atomic_done(self, lanes, size, sem, scope, wrote):
+        pass
+
+    def notify(self, address, size, op):
+        now = self._now()
+        self._close(now)
+        self.notifying = now
+
+    def notify_done(self, address, size, op):
+        now = self._now()
+        self._slice(f"notify ({op})", self.notifying, now, signal=self._signal(address), value=value_at(address, size))
+        self._arrow("s", address, value_at(address, size), self.notifying)
+
+    def waiting(self, wait, size):
+        now = self._now()
+        self._close(now)
+        self.waits[scheduler.current.index] = now
+
+    def waited(self, wait, size, sem="acquire", scope="sys"):
+        now, start = self._now(), self.waits.pop(scheduler.current.index)
+        signal = self._signal(wait.address)
+        self._slice("wait", start, now, signal=signal, wanted=f"{wait.compare} {wait.value}", seen=wait.hit)
+        self._arrow("f", wait.address, wait.hit, now)
+        self.blocked[signal] += now - start
+        self.longest = max(self.longest, (now - start, signal, sites.text(sites.here())))
+
+    def test(self, address, size):
+        self._close(self._now())
+
+    def tested(self, address, size, hit):
+        pass
+
+    def fence(self):
+        self._close(self._now())
+
+    def _signal(self, address):
+        return context.heap_map.describe(address)
+
+    def _arrow(self, phase, address, value, at):
+        owner, offset = context.heap_map.owner(address)
+        event = {"ph": phase, "name": "signal", "cat": "signal", "id": f"{owner}.{offset:x}.{value}", "pid": self.rank}
+        self.events.append({**event, "tid": self._thread(), "ts": at, **({"bp": "e"} if phase == "f" else {})})
+
+    # -- results
+    def write(self, path):
+        """Adds this rank's events to the file, a JSON array that the ranks share."""
+        names = [{"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}]
+        for index, number in self.threads.items():
+            about = {"name": f"program {index}"}
+            names.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": number, "args": about})
+        lines = ",\n".join(json.dumps(event) for event in names + self.events).encode()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            os.lseek(descriptor, max(size - 2, 0), os.SEEK_SET)
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write((b",\n" if size else b"[\n") + lines + b"\n]")
+        finally:
+            os.close(descriptor)
+
+    def summary(self):
+        lines = [f"rank {self.rank}: {self.kernels} launches"]
+        for verb, counter in (("to", self.sent), ("from", self.fetched)):
+            if counter:
+                shown = ", ".join(f"{peer}: {nbytes}" for peer, nbytes in sorted(counter.items()))
+                lines.append(f"  bytes {verb} rank {shown}")
+        for signal, us in self.blocked.most_common(SHOWN):
+            lines.append(f"  blocked {us / 1e3:.2f} ms on {signal}")
+        if self.longest[1]:
+            lines.append(f"  longest wait: {self.longest[0] / 1e3:.2f} ms for {self.longest[1]} at {self.longest[2]}")
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def timeline(path):
+    """Records this rank's kernels until the block ends, then adds them to the trace at `path` and prints the summary.
+
+    All ranks give the same path. A trace of an earlier run is replaced; blocks one after another in one process are not: give
+    each a path of its own.
+    """
+    if scheduler.observer is not None:
+        raise RuntimeError("timeline: this rank is being recorded or checked already")
+    if os.environ.get("RANK", "0") == "0" and os.path.exists(path):
+        os.unlink(path)
+    recorder = scheduler.observer = Recorder()
+    recorder.rank = int(os.environ.get("RANK", "0"))
+    try:
+        yield recorder
+    finally:
+        scheduler.observer = None
+        recorder.write(path)
+        sys.stderr.write(recorder.summary() + "\n")
+        sys.stderr.flush()
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node=2 -m triton_dist.check.timeline",
+        description="Runs a script and writes a timeline of its kernels on all ranks.",
+    )
+    parser.add_argument("trace", help="the file to write, for Perfetto or chrome://tracing")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    sys.argv = [args.script, *args.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(args.script)))
+    with timeline(args.trace):
+        runpy.run_path(args.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What stands between a running kernel and the detector: at every access others may run first, then the detector is told."""
+
+import numpy as np
+
+from ..interpreter.affine import Affine
+from .signals import value_at
+
+
+class Watcher:
+    """The observer of a simulation: see interpreter/observer.py."""
+
+    def __init__(self, simulation):
+        self.simulation, self.detector = simulation, simulation.detector
+        self.exhaustive = simulation.strategy.exhaustive
+
+    def launching(self, tensors):
+        self.simulation.arguments = tensors
+
+    def load(self, where, size, volatile, word):
+        self.simulation.step(volatile)
+        if volatile and self.exhaustive:
+            self._note_lanes("r", where.array(np.uint64) if isinstance(where, Affine) else where)
+        self.detector.load(self.simulation.current.thread, where, size, volatile, word)
+
+    def store(self, where, size, word):
+        self.simulation.step(False)
+        self.detector.store(self.simulation.current.thread, where, size, word)
+
+    def _note_lanes(self, kind, lanes):
+        for address in lanes.ravel().tolist():
+            self.simulation.note(kind, address)
+
+    def atomic(self, lanes, size, sem, scope):
+        self.simulation.step()
+        if self.exhaustive:
+            self.before = [value_at(address, size) for address in lanes.tolist()]
+        self.detector.atomic(self.simulation.current.thread, lanes, size, sem, scope)
+
+    def atomic_done(self, lanes, size, sem, scope, wrote):
+        self.detector.atomic_done(self.simulation.current.thread, lanes, size, sem, scope, wrote)
+        if self.exhaustive:
+            wrote = np.broadcast_to(wrote, lanes.shape)
+            for address, value, written in zip(lanes.tolist(), self.before, wrote.tolist()):
+                if written:
+                    self.simulation.note("w", address, value)
+            self._note_lanes("r", lanes[~wrote])
+
+    def notify(self, address, size, op):
+        self.simulation.step()
+        self.simulation.note("w", address, value_at(address, size))
+        self.detector.notify(self.simulation.current.thread, address, size, op)
+
+    def notify_done(self, address, size, op):
+        self.detector.notify_done(self.simulation.current.thread, address, size, op)
+
+    def waiting(self, wait, size):
+        self.detector.waiting(self.simulation.current.thread, wait.address, size)
+
+    def waited(self, wait, size, sem="acquire", scope="sys"):
+        self.detector.waited(self.simulation.current.thread, wait, size, sem, scope)
+
+    def test(self, address, size):
+        self.simulation.step()
+
+    def tested(self, address, size, hit):
+        self.simulation.note("r", address)
+        self.detector.tested(self.simulation.current.thread, address, size, hit)
+
+    def fence(self):
+        self.detector.fence(self.simulation.current.thread)
