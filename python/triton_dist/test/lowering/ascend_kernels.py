@@ -92,9 +92,9 @@ def wait_then_gemm(a, b, c, sig, tiles, N, K, peer, ctx, BLOCK: tl.constexpr):
 @triton.jit
 def counts_then_set(count, sig, n, peer, ctx):
     lanes, lane = tl.arange(0, 16), tl.arange(0, 1)
-    tl.store(dl.symm_at(count, peer, ctx) + 16 + lanes, n + lanes)
     tl.store(dl.symm_at(count, peer, ctx) + lane, n + tl.zeros((1,), tl.int32))
     tl.store(dl.symm_at(count, peer, ctx) + 1 + lane, 2 * n + tl.zeros((1,), tl.int32))
+    tl.store(dl.symm_at(count, peer, ctx) + 16 + lanes, n + lanes)
     dl.notify(sig, peer, ctx)
 
 
