@@ -3,9 +3,9 @@
     from third_party.ascend.checks import run_checks
     for check in run_checks(lowered): print(check.name, check.passed, check.reason)
 
-The checks read the structure of the two texts (tokens.py, mlir.py: operations, regions, operands; dataflow.py: what a value is computed
-from; paths.py: what may hold on a path), so a comment, a name or an unused line decides nothing. They know what the
-compiler's library calls do to global memory (access.py), and fail on one that they do not know.
+The checks read the structure of the two texts (tokens.py, mlir.py: operations, regions, operands; dataflow.py: what a value
+is computed from; paths.py: what may hold on a path), so a comment, a name or an unused line decides nothing. They know what
+the compiler's library calls do to global memory (access.py), and fail on one that they do not know.
 
 | check | claim |
 |---|---|
