@@ -3,22 +3,22 @@
     from third_party.ascend.checks import run_checks
     for check in run_checks(lowered): print(check.name, check.passed, check.reason)
 
-The checks read the structure of the two texts (mlir.py: operations, regions, operands; dataflow.py: what a value is computed
-from; paths.py: what may hold on a path), so a comment, a name or an unused line decides nothing. They know what the
-compiler's library calls do to global memory (access.py), and fail on one that they do not know.
+The checks read the structure of the two texts (tokens.py, mlir.py: operations, regions, operands; dataflow.py: what a value
+is computed from; paths.py: what may hold on a path), so a comment, a name or an unused line decides nothing. They know what
+the compiler's library calls do to global memory (access.py), and fail on one that they do not know.
 
 | check | claim |
 |---|---|
 | waits | each wait is a loop that loads its signal afresh; none has vanished; none polls through a cache or under a lock |
-| publishes | on every path to a signal a full barrier follows every store |
+| publishes | on every path to a signal (signals.py says which writes are taken for one) a full barrier follows every store |
 | barriers | each barrier of the source is there, in as many loops |
 | remote | what went to a peer still goes through the context table, to the same peer, by the same element size |
 | dot signals | in a kernel split in halves, signals come after the cube half's tiles, by a flag that nothing else uses |
-| complete | no access of global memory has vanished, and what is stored was computed |
+| complete | no access of global memory has vanished, what is stored was computed, no offset of an address is lost |
 | lanes | a store does not write back lanes that its mask excludes |
 | atomics | each happens once, by the hardware |
 
-They say nothing of what hivmc and the hardware make of the HIVM. Standard library only.
+They say nothing of what hivmc and the hardware make of the HIVM, nor of what the TTIR itself lacks. Standard library only.
 """
 
 import functools

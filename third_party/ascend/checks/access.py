@@ -190,7 +190,7 @@ class Kernel:
         if op not in self.by_op or self.by_op[op][0].element != "i64":
             return None
         arguments = sorted(self.by_op[op][0].arguments)
-        offset = _ttir_offset if op.name == "tt.load" else _hivm_offset
+        offset = _ttir_offset if op.name == "tt.load" else hivm_offset
         return (arguments[0], offset(op.operands[0])) if arguments else None
 
     def _is_distance(self, value):
@@ -291,7 +291,7 @@ def _largest_step(pointer):
     return max(steps)
 
 
-def _hivm_offset(memory):
+def hivm_offset(memory):
     """The constant offset of a chain of views, else None."""
     while memory.op is not None:
         op = memory.op

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from .access import hivm_offset
 from .result import verdict
 
 
@@ -9,7 +10,8 @@ def check(ttir, parts):
     """Every load, store and atomic of the TTIR is in HIVM: as many of the same argument, of the same kind, at the same
     peers, as there were; the context table, which does not change, may be read less often. In a mixed kernel, what one
     half reads from the workspace the other half writes there. Also, every operation of HIVM that touches global memory
-    is one that these checks know, and what is stored was computed: a buffer that nothing filled is not stored."""
+    is one that these checks know, what is stored was computed (a buffer that nothing filled is not stored), and an address
+    that is made an integer has no offset: the operation that does it takes the beginning of the memory, not of the view."""
     accesses = [a for a in ttir.accesses if not (a.kind == "load" and a.arguments <= ttir.tables)]
     wanted, found = Counter(a.key for a in accesses), Counter()
     wrong = _workspace(parts) if len(parts) > 1 else []
@@ -20,6 +22,7 @@ def check(ttir, parts):
                 wrong.append(f"{access.op} touches global memory in a way that is not known here")
             elif access.kind not in ("load", "lock", "unlock") and access.op.name == "func.call":
                 wrong += _undefined(part, access)
+        wrong += _offsets_lost(part)
     example = {access.key: access for access in accesses}
     for key, count in (wanted - found).items():
         wrong.append(f"{count} of {wanted[key]} accesses such as {example[key]} of the TTIR are not in HIVM")
@@ -36,6 +39,15 @@ def _workspace(parts):
             wrong.append(f"{part.function} loads from the workspace {len(loads)} times, such as {loads[0]}, the other half "
                          f"stores {len(stores)} times")  # fmt: skip
     return wrong
+
+
+def _offsets_lost(part):
+    """Addresses made integers of a view with an offset."""
+    return [
+        f"{op} makes an integer of the address of {op.operands[0].op}, and the offset of that view is lost"
+        for op in part.function.walk()
+        if op.name == "memref.extract_aligned_pointer_as_index" and hivm_offset(op.operands[0]) != 0
+    ]
 
 
 def _undefined(part, access):

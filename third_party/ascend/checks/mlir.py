@@ -9,40 +9,11 @@ an attribute dictionary's does not; a block argument touches its colon (`%x: i32
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
-_TOKEN = re.compile(
-    r"""
-    (?P<newline>\n) | (?P<blank>[ \t\r]+ | //[^\n]*)
-    | (?P<string>"(?:\\.|[^"\\])*")
-    | (?P<value>%(?:\d+|[A-Za-z$._-][\w$.-]*)(?:\#\d+)?)
-    | (?P<symbol>@(?:"[^"]*"|[\w$.-]+))
-    | (?P<alias>[#!][A-Za-z_][\w$.]*)
-    | (?P<block>\^[\w$.-]+)
-    | (?P<arrow>->|>=|<=|==|::)
-    | (?P<number>-?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*(?:[eE][-+]?\d+)?)?))
-    | (?P<word>[A-Za-z_][\w$.]*)
-    | (?P<other>.)
-    """,
-    re.VERBOSE,
-)
+from .tokens import CLOSE, OPEN, ParseError, closing, split, tokens
+
 # What begins a line that goes on with the operation above: cases of an scf.index_switch, arguments of a linalg.reduce.
 _CONTINUES = ("case", "default", "(")
-_OPEN, _CLOSE = {"(": ")", "[": "]", "<": ">", "{": "}"}, {")", "]", ">", "}"}
-
-
-class ParseError(ValueError):
-    """The text is not the MLIR that this reader knows; names the line."""
-
-
-class Token(NamedTuple):
-    kind: str
-    text: str
-    line: int
-    start: int
-    end: int
-    fresh: bool  # the first of its line
-    touches: bool  # no blank before it
 
 
 @dataclass(eq=False)
@@ -95,7 +66,7 @@ class Op:
     @cached_property
     def operand_types(self):
         """Of a call and all that print `(types) -> ...`: the types between the parentheses."""
-        return _split(self.types[1 : _closing(self.types, 0)]) if self.types.startswith("(") else []
+        return split(self.types[1 : closing(self.types, 0)]) if self.types.startswith("(") else []
 
     @cached_property
     def result_type(self):
@@ -173,43 +144,9 @@ def parse(text):
     return _Parser(text).module()
 
 
-def _tokens(text):
-    line, fresh, touches = 1, True, True
-    for match in _TOKEN.finditer(text):
-        kind = match.lastgroup
-        if kind == "newline":
-            line, fresh, touches = line + 1, True, False
-        elif kind == "blank":
-            touches = False
-        else:
-            yield Token(kind, match.group(), line, match.start(), match.end(), fresh, touches)
-            fresh, touches = False, True
-    yield Token("end", "", line, len(text), len(text), True, False)
-
-
-def _closing(text, at):
-    depth = 0
-    for match in re.finditer(r'"(?:\\.|[^"\\])*"|->|[<>()\[\]{}]', text[at:]):
-        depth += (match.group() in _OPEN) - (match.group() in _CLOSE)
-        if not depth:
-            return at + match.start()
-    raise ParseError(f"no closing bracket in {text!r}")
-
-
-def _split(text):
-    """Parts between the commas that no bracket encloses."""
-    parts, depth, start = [], 0, 0
-    for match in re.finditer(r'"(?:\\.|[^"\\])*"|->|[<>()\[\]{},]', text):
-        depth += (match.group() in _OPEN) - (match.group() in _CLOSE)
-        if match.group() == "," and not depth:
-            parts.append(text[start : match.start()].strip())
-            start = match.end()
-    return [*parts, text[start:].strip()] if text[start:].strip() else parts
-
-
 class _Parser:
     def __init__(self, text):
-        self.text, self.tokens, self.at = text, list(_tokens(text)), 0
+        self.text, self.tokens, self.at = text, list(tokens(text)), 0
         self.scopes = [{}]
         self.aliases = {}
 
@@ -243,7 +180,7 @@ class _Parser:
         self.take()
         depth = 0
         while self.here.kind != "end" and not (self.here.fresh and depth == 0):
-            depth += (self.here.text in _OPEN) - (self.here.text in _CLOSE)
+            depth += (self.here.text in OPEN) - (self.here.text in CLOSE)
             self.take()
         self.aliases[name] = self.text[start : self.tokens[self.at - 1].end]
 
@@ -301,7 +238,7 @@ class _Parser:
                 end = end or self.here.start
             if self.here.kind == "end":
                 self.fail("the text ends inside an argument list")
-            depth += (self.here.text in _OPEN) - (self.here.text in _CLOSE)
+            depth += (self.here.text in OPEN) - (self.here.text in CLOSE)
             self.take()
         value.declared = self.text[start : end or self.here.start].strip()
         value.attributes = attributes
@@ -313,10 +250,10 @@ class _Parser:
             token = self.take()
             if token.kind == "end":
                 self.fail("the text ends inside attributes")
-            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            depth += (token.text in OPEN) - (token.text in CLOSE)
             if not depth:
                 break
-        parts = _split(self.text[start : token.start])
+        parts = split(self.text[start : token.start])
         pairs = (re.match(r'"?([\w.:$]+)"?\s*(?:=\s*(.*))?$', part, re.DOTALL) for part in parts)
         return {pair.group(1): pair.group(2) or "" for pair in pairs if pair}
 
@@ -390,7 +327,7 @@ class _Parser:
                         args[-1].declared = op.operands[-1].type
                 op.words.append(token.text)
                 continue
-            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            depth += (token.text in OPEN) - (token.text in CLOSE)
             if token.text == ":" and not depth and not (token.touches and self.tokens[self.at - 1].kind == "word"):
                 colon, end = token.end, None
             if token.kind == "symbol" and not op.symbol:
@@ -408,7 +345,7 @@ class _Parser:
         depth = 0
         while True:
             token = self.take()
-            depth += (token.text in _OPEN) - (token.text in _CLOSE)
+            depth += (token.text in OPEN) - (token.text in CLOSE)
             if not depth:
                 return
             if token.kind == "end":

@@ -19,6 +19,7 @@ sys.path.remove(str(ROOT))
 PUT = "dst: *fp16, src: *fp16, sig: *i32, n: i32, peer: i32, ctx: *i64"
 PEER = "x: *fp16, out: *fp16, peer: i32, ctx: *i64"
 GEMM = "a: *fp16, b: *fp16, c: *fp16, sig: *i32, tiles: i32, N: i32, K: i32, peer: i32, ctx: *i64"
+COUNT = "count: *i32, sig: *i32, n: i32, peer: i32, ctx: *i64"
 SPIN = "sig: *i32, v: i32, out: *i32"
 INTEGERS = "dst: *fp16, src: *fp16, bases: *i64, peer: i32"
 
@@ -28,7 +29,7 @@ KERNELS = {
     **dict.fromkeys(
         (
             "put_then_add", "put_then_atomic_without_barrier", "put_then_store_without_barrier", "barrier_on_one_path",
-            "barrier_before_the_last_turn",
+            "barrier_before_the_last_turn", "put_then_add_relaxed_without_barrier", "put_then_set_eight_without_barrier",
         ),
         (PUT, {}),
     ),
@@ -38,13 +39,14 @@ KERNELS = {
     **dict.fromkeys(
         (
             "read_peer", "read_own", "store_every_third_lane", "store_every_third_lane_here", "store_a_range_of_lanes",
+            "update_a_range_of_lanes", "update_every_third_lane", "update_lanes_that_another_tensor_names",
         ),
         (PEER, {}),
     ),
     **dict.fromkeys(
         (
             "gemm_then_set", "wait_then_gemm", "gemm_then_set_unfenced", "gemm_then_add", "wait_then_gemm_in_a_for",
-            "gemm_then_set_in_a_for", "gemm_with_a_flag_of_the_compiler",
+            "gemm_then_set_in_a_for", "gemm_with_a_flag_of_the_compiler", "gemm_then_set_sixteen",
         ),
         (GEMM, {"BLOCK": 64}),
     ),
@@ -56,7 +58,15 @@ KERNELS = {
     "add": ("p: *i32, v: i32", {}),
     "add of i64": ("p: *i64, v: i64", {}),
     "bitwise_or": ("p: *i32, v: i32", {}),
-    **dict.fromkeys(("block_of_integers_as_pointers", "block_pointer_on_an_integer"), (INTEGERS, {})),
+    "bare_atomic_in_an_if": ("p: *i32, v: i32, peer: i32, ctx: *i64", {}),
+    **dict.fromkeys(("counts_then_set", "count_then_set_without_barrier"), (COUNT, {})),
+    **dict.fromkeys(
+        (
+            "block_of_integers_as_pointers", "block_pointer_on_an_integer", "offset_then_address_as_integer",
+            "address_as_integer_then_offset",
+        ),
+        (INTEGERS, {}),
+    ),
     "pointer_chosen_in_an_if": ("x: *fp16, y: *fp16, out: *fp16, n: i32", {}),
 }  # fmt: skip
 

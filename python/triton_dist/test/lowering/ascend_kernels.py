@@ -89,6 +89,30 @@ def wait_then_gemm(a, b, c, sig, tiles, N, K, peer, ctx, BLOCK: tl.constexpr):
         t += tl.num_programs(0)
 
 
+@triton.jit
+def counts_then_set(count, sig, n, peer, ctx):
+    lanes, lane = tl.arange(0, 16), tl.arange(0, 1)
+    tl.store(dl.symm_at(count, peer, ctx) + lane, n + tl.zeros((1,), tl.int32))
+    tl.store(dl.symm_at(count, peer, ctx) + 1 + lane, 2 * n + tl.zeros((1,), tl.int32))
+    tl.store(dl.symm_at(count, peer, ctx) + 16 + lanes, n + lanes)
+    dl.notify(sig, peer, ctx)
+
+
+@triton.jit
+def update_a_range_of_lanes(x, out, peer, ctx):
+    i = tl.arange(0, 256)
+    inside = (i >= peer) & (i < 100)
+    old, new = tl.load(out + i, mask=inside, other=0.0), tl.load(x + i, mask=inside, other=0.0)
+    tl.store(out + i, tl.where(new > old, new, old), mask=inside)
+
+
+@triton.jit
+def address_as_integer_then_offset(dst, src, bases, peer):
+    i = tl.arange(0, 64)
+    there = (dst.to(tl.int64) + tl.load(bases + 8 + peer)).to(tl.pointer_type(tl.float16))
+    tl.store(there + peer * 64 + i, tl.load(src + i))
+
+
 # -- wrong: what the author forgot
 
 
@@ -102,6 +126,26 @@ def put_then_atomic_without_barrier(dst, src, sig, n, peer, ctx):
 def put_then_store_without_barrier(dst, src, sig, n, peer, ctx):
     dl.put(dst, src, n, peer, ctx)
     tl.store(dl.symm_at(sig, peer, ctx) + tl.arange(0, 1), tl.full((1,), 1, tl.int32))
+
+
+@triton.jit
+def put_then_add_relaxed_without_barrier(dst, src, sig, n, peer, ctx):
+    i = tl.arange(0, 64)
+    tl.store(dl.symm_at(dst, peer, ctx) + i, tl.load(src + i))
+    tl.atomic_add(dl.symm_at(sig, peer, ctx), 1, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def put_then_set_eight_without_barrier(dst, src, sig, n, peer, ctx):
+    dl.put(dst, src, n, peer, ctx)
+    tl.store(dl.symm_at(sig, peer, ctx) + tl.arange(0, 8) * 16, tl.full((8,), 1, tl.int32))
+
+
+@triton.jit
+def count_then_set_without_barrier(count, sig, n, peer, ctx):
+    lane = tl.arange(0, 1)
+    tl.store(dl.symm_at(count, peer, ctx) + lane, n + tl.zeros((1,), tl.int32))
+    tl.store(dl.symm_at(sig, peer, ctx) + lane, tl.full((1,), 1, tl.int32))
 
 
 @triton.jit
@@ -128,6 +172,12 @@ def gemm_then_set_unfenced(a, b, c, sig, tiles, N, K, peer, ctx, BLOCK: tl.const
         _tile(a, b, c, N, K, t, BLOCK)
         dl.notify(dl.signal_at(sig, t), peer, ctx, t)
         t += tl.num_programs(0)
+
+
+@triton.jit
+def gemm_then_set_sixteen(a, b, c, sig, tiles, N, K, peer, ctx, BLOCK: tl.constexpr):
+    _tile(a, b, c, N, K, tl.program_id(0), BLOCK)
+    tl.store(dl.symm_at(sig, peer, ctx) + tl.arange(0, 16) * 16, tl.full((16,), 1, tl.int32))
 
 
 @triton.jit
@@ -222,6 +272,19 @@ def store_every_third_lane_here(x, out, peer, ctx):
 
 
 @triton.jit
+def update_every_third_lane(x, out, peer, ctx):
+    i = tl.arange(0, 256)
+    tl.store(out + i, tl.load(out + i) + 1, mask=i - i // 3 * 3 == 0)
+
+
+@triton.jit
+def update_lanes_that_another_tensor_names(x, out, peer, ctx):
+    i = tl.arange(0, 256)
+    named = tl.load(x + i) > 0
+    tl.store(out + i, tl.load(out + i, mask=named, other=0.0) + 1, mask=named)
+
+
+@triton.jit
 def store_a_range_of_lanes(x, out, peer, ctx):
     i = tl.arange(0, 256)
     inside = (i >= peer) & (i < 100)
@@ -258,6 +321,19 @@ def block_of_integers_as_pointers(dst, src, bases, peer):
     i = tl.arange(0, 64)
     moved = (dst + i).to(tl.int64) + tl.load(bases + peer)
     tl.store(moved.to(tl.pointer_type(tl.float16)), tl.load(src + i))
+
+
+@triton.jit
+def offset_then_address_as_integer(dst, src, bases, peer):
+    i = tl.arange(0, 64)
+    there = ((dst + peer * 64).to(tl.int64) + tl.load(bases + 8 + peer)).to(tl.pointer_type(tl.float16))
+    tl.store(there + i, tl.load(src + i))
+
+
+@triton.jit
+def bare_atomic_in_an_if(p, v, peer, ctx):
+    if v > 0:
+        dl.atomic_add(p, v, peer, ctx)
 
 
 @triton.jit

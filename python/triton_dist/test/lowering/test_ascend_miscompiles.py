@@ -56,6 +56,10 @@ MISCOMPILES = [
         "tokens of dl.wait are assigned (its docstring)", crash="Cannot destroy a value that still has uses",
     ),
     Miscompile(
+        "bare_atomic_in_an_if", "so does an atomic whose result is unused, in an if",
+        "atomics that depend on something are masked", crash="Cannot destroy a value that still has uses",
+    ),
+    Miscompile(
         "exchange_a_scalar", "the store of a scalar exchange is deleted",
         "dl.atomic_xchg is refused, dl.notify sets by a store", "complete", "are not in HIVM",
     ),
@@ -94,6 +98,14 @@ MISCOMPILES = [
     Miscompile(
         "store_every_third_lane", "a store with a scattered mask reads all lanes and writes them back",
         "masks of stores are ranges of lanes", "lanes", "writes back what",
+    ),
+    Miscompile(
+        "update_every_third_lane", "and so does one to a tile that the kernel has loaded itself",
+        "masks of stores are ranges of lanes", "lanes", "writes back all lanes",
+    ),
+    Miscompile(
+        "offset_then_address_as_integer", "the offset of a pointer that is made an integer is lost",
+        "dl.symm_at adds elements to a pointer", "complete", "the offset of that view is lost",
     ),
     Miscompile(
         "block_of_integers_as_pointers", "a block of pointers made from integers crashes the compiler",
