@@ -6,13 +6,13 @@ import re
 _HINTS = (
     (
         re.compile(r"Assertion `use_empty\(\) && \"Cannot destroy a value that still has uses!\"' failed"),
-        "a call inside an `if` whose result nothing takes, such as a bare dl.wait or dl.atomic_add, ends so: assign the result, "
-        "token = dl.wait(...), old = dl.atomic_add(...)",
+        "a call inside an `if` whose result nothing takes, such as a bare dl.wait or dl.atomic_add, ends so: assign the "
+        "result, token = dl.wait(...), old = dl.atomic_add(...)",
     ),
     (
         re.compile(r"^triton-adapter-opt ended with -11$", re.M),
-        "a pointer that is assigned in an `if` is the known cause of this crash: give each branch its own load or store, or choose an offset (tl.where) "
-        "instead of a pointer; see the rules for kernels in docs/ascend.md",
+        "a pointer that is assigned in an `if` is the known cause of this crash: give each branch its own load or "
+        "store, or choose an offset (tl.where) instead of a pointer; see the rules for kernels in docs/ascend.md",
     ),
 )
 

@@ -153,5 +153,5 @@ def _explain(path, name, error):
     where = f"{path}:{lines[0]}" if lines else str(path)
     failed = f"{where}: {type(error).__name__}: {error}"
     if not re.search(rf"^def {re.escape(name or '')}\(", path.read_text(errors="replace"), re.M):
-        return failed
+        return f"{failed}; and there is no function {name!r} in the file"
     return f"{failed}; the file's host code failed before the kernel {name!r} was defined: put the kernel above it"
