@@ -208,7 +208,7 @@ def test_an_autotuned_kernel_and_a_dtype_as_constexpr(source):
 @pytest.mark.parametrize(
     ("kernel", "signature", "block", "says"),
     [
-        ("misspelt", "*fp16, *i64", 64, r"no attribute 'putt', at /.*mine.py:39: dl.putt\(x, x, BLOCK, 1, ctx\)"),
+        ("misspelt", "*fp16, *i64", 64, r"no attribute 'putt', at /.*mine.py:33: dl.putt\(x, x, BLOCK, 1, ctx\)"),
         ("bare_wait", "*fp16, *i32, i32, *i64", 64, r"hint: .*token = dl.wait\(...\)"),
         ("pointer_in_if", "*fp16, i32", 64, r"hint: a pointer that is assigned in an `if`"),
         ("deaf", "*fp16, *i32, i32, *i64", 1 << 18, r"after stage ttadapter: error: ub overflow, requires \d+ bits"),
