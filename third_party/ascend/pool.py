@@ -1,5 +1,6 @@
 """Runs lowering jobs in worker processes of the toolchain's environment, from any environment."""
 
+import contextlib
 import json
 import os
 import queue
@@ -92,7 +93,7 @@ class _Worker:
             line = ""
         finally:
             limit.cancel()
-        if line:
+        if line.endswith("\n"):
             return json.loads(line)
         self.close()
         return {"error": f"the lowering process died or took more than {TIME_LIMIT} s; its last words are above"}
@@ -101,7 +102,8 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it had not read is flushed
+                self.process.stdin.close()
             self.process.stdout.close()
             self.process = None
 
