@@ -169,6 +169,11 @@ class Ranks:
                 parts.append(f"    output of rank {rank}:\n{output[-OUTPUT_TAIL:]}")
         return "\n".join(parts)
 
+    def kill(self):
+        """Kills the processes, from any thread: a run that goes on in another one fails. `close` is still to be called."""
+        for worker in list(self._workers):
+            worker.signal(signal.SIGKILL)
+
     def close(self):
         """Ends the processes. A later run starts new ones."""
         for worker in self._workers:

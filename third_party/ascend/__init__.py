@@ -6,6 +6,9 @@ what came out. `python -m third_party.ascend.lower --help`; docs/ascend.md tells
     toolchain.py      makes and finds the toolchain's own virtual environment
     lowering.py       one kernel: Triton -> TTIR -> ttadapter -> HIVM, run inside that environment
     worker.py         lowers and checks job after job, run inside that environment
+    arguments.py      types of a signature, values of constants
+    chips.py          the chips
+    hints.py          what to do about failures whose messages do not say it
     sources.py        imports a kernel's file where torch is absent
     cases/            what `--all` lowers: every kernel of this library, its signature and its constants
     checks/           what must hold in the HIVM

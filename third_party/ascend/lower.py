@@ -8,39 +8,34 @@ Run it from the root of a clone. The first run makes the Ascend toolchain's own 
 """
 
 import argparse
-import ast
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from . import pool
+from .arguments import constant_of, signature_of
 from .cases import Case, all_cases
+from .chips import CHIPS, SIMT_CHIP
 from .toolchain import ToolchainError
 
-CHIPS = ("Ascend910B2", "Ascend910B4", "Ascend910_9392")
-SIMT_CHIP = "Ascend950PR_9589"
 EXIT_RIGHT, EXIT_WRONG, EXIT_USAGE, EXIT_NO_TOOLCHAIN = 0, 1, 2, 3
 
 
-def signature_of(text):
-    """[type, ...] of "*fp16, i32", or {parameter: type} of "x: *fp16, n: i32"."""
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    named = [":" in item for item in items]
-    if not any(named):
-        return items
-    if not all(named):
-        raise argparse.ArgumentTypeError("name all parameters or none: 'x: *fp16, n: i32' or '*fp16, i32'")
-    return {name.strip(): kind.strip() for name, _, kind in (item.partition(":") for item in items)}
+def positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give 1 or more")
+    return int(text)
 
 
-def constant_of(text):
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=value")
+def writable(folder):
+    """A folder of that name, made if need be; ArgumentTypeError when nothing can be written there."""
     try:
-        return name.strip(), ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name.strip(), value  # a word, such as OP=sum
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{folder!r}: no IR can be written there: {error.strerror}") from None
 
 
 def parse(arguments):
@@ -56,7 +51,7 @@ def parse(arguments):
     )  # fmt: skip
     parser.add_argument(
         "--constexpr", type=constant_of, action="append", default=[], metavar="NAME=VALUE",
-        help="a constexpr, or another argument to compile in; may be repeated",
+        help="a constexpr, or another argument to compile in: 64, True, tl.float16, a word; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--all", nargs="?", const="", metavar="WORD",
@@ -67,8 +62,8 @@ def parse(arguments):
         "--option", type=constant_of, action="append", default=[], metavar="NAME=VALUE",
         help="an option of triton-ascend's compiler, such as multibuffer=False; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--emit", metavar="DIR", help="write the IR of every stage into this folder")
-    parser.add_argument("--jobs", type=int, metavar="N", help="kernels at a time; default: one a core")
+    parser.add_argument("--emit", type=writable, metavar="DIR", help="write the IR of every stage into this folder")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="kernels at a time; default: one a core")
     parser.add_argument("--verbose", action="store_true", help="the compiler's whole log of what failed")
     args = parser.parse_args(arguments)
     if (args.kernel is None) == (args.all is None):
@@ -98,6 +93,14 @@ def table(results):
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
+def counts(results):
+    """What became of the cases, in words."""
+    right = [result for result in results if not result.failures]
+    refused = sum(result.case.refused is not None for result in right)
+    text = f"{len(right)} of {len(results)} right ({len(right) - refused} to final HIVM, {refused} refused by name"
+    return f"{text}; {len(results) - len(right)} wrong)" if len(right) < len(results) else f"{text})"
+
+
 def main(arguments=None):
     args = parse(arguments)
     cases = cases_of(args)
@@ -110,6 +113,10 @@ def main(arguments=None):
     except ToolchainError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_NO_TOOLCHAIN
+    said = {result.error for result in results}
+    if len(said) == 1 and results[0].usage:  # wrong for all of them, such as an option's name
+        print(f"error: {results[0].error}", file=sys.stderr)
+        return EXIT_USAGE
     print("\n".join(table(results)))
     if args.chip == SIMT_CHIP:
         print(f"\nThe meaning checks read the HIVM of {', '.join(CHIPS)}: on {SIMT_CHIP} nothing was checked.")
@@ -119,15 +126,9 @@ def main(arguments=None):
         print("\n".join(f"  {line}" for line in result.failures))
         if args.verbose and result.log:
             print(result.log)
-    refused = sum(result.case.refused is not None for result in results)
-    print(
-        f"\n{args.chip}: {len(results) - len(wrong)} of {len(results)} right"
-        f" ({len(results) - refused} to final HIVM, {refused} to be refused by name) in {time.monotonic() - begun:.0f} s"
-    )
+    print(f"\n{args.chip}: {counts(results)} in {time.monotonic() - begun:.0f} s")
     if args.emit:
         print(f"IR: {sum(len(result.emitted) for result in results)} files in {args.emit}")
-    if args.kernel and results[0].error:
-        return EXIT_USAGE
     return EXIT_WRONG if wrong else EXIT_RIGHT
 
 

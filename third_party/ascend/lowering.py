@@ -20,9 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 
 from .aclshmem import custom_call
+from .chips import CHIPS, SIMT_CHIP
+from .hints import hint, kernel_line
 
-CHIPS = ("Ascend910B2", "Ascend910B4", "Ascend910_9392")
-SIMT_CHIP = "Ascend950PR_9589"  # an extra: its vector cores run threads, so a kernel skips ttadapter
 STAGES = ("none", "ttir", "ttadapter", "hivm")
 
 _BIN = Path(ascendnpuir.__file__).parent / "bin"
@@ -54,7 +54,7 @@ def lower(fn, signature, constants=None, chip="Ascend910B2", options=None):
         fn: a `triton.jit` function.
         signature: {parameter: type} of those that are no constants, in order: "*fp16", "i32", ...
         constants: {parameter: value} of constexprs and of arguments that are to be compiled in.
-        chip: one of CHIPS, or SIMT_CHIP.
+        chip: one of chips.CHIPS, or SIMT_CHIP.
         options: compiler options of triton-ascend's backend by name, such as {"multibuffer": False}.
     """
     out = to_ttadapter(fn, signature, constants, chip, options)
@@ -66,6 +66,12 @@ def _backend(chip, options):
     backend = make_backend(target)
     extra = dict(compile_mode="simt_only", compile_on_910_95=True) if chip == SIMT_CHIP else {}
     return target, backend, backend.parse_options({**extra, **(options or {})})
+
+
+def known_options():
+    """Names of the compiler options that `lower` takes."""
+    _, _, options = _backend(CHIPS[0], None)
+    return sorted(vars(options))
 
 
 def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None):
@@ -83,7 +89,7 @@ def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None
         module = source.make_ir(options, backend.get_codegen_implementation(), backend.get_module_map(), context)
         module = stages["ttir"](module, metadata)
     except Exception as error:
-        out.log = "\n".join(causes(error))
+        out.log = "\n".join([*causes(error), kernel_line(fn, error)]).rstrip()
         return out
     out.ttir, out.stage = str(module), "ttir"
     if chip == SIMT_CHIP:
@@ -91,7 +97,8 @@ def to_ttadapter(fn, signature, constants=None, chip="Ascend910B2", options=None
     try:
         out.ttadapter, out.stage = stages["ttadapter"](module, metadata), "ttadapter"
     except subprocess.CalledProcessError as error:
-        out.log = f"triton-adapter-opt ended with {error.returncode}\n{error.stderr.decode(errors='replace')}"
+        log = f"triton-adapter-opt ended with {error.returncode}\n{error.stderr.decode(errors='replace')}"
+        out.log = f"{log}\n{hint(log)}".rstrip()
     return out
 
 

@@ -1,5 +1,6 @@
 """Runs lowering jobs in worker processes of the toolchain's environment, from any environment."""
 
+import contextlib
 import json
 import os
 import queue
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import toolchain
+from .arguments import encoded
 from .cases import Case
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +21,7 @@ TIME_LIMIT = 300  # seconds of one kernel: its compilers have limits of their ow
 @dataclass
 class Result:
     """What became of a case. checks: [(name, passed, reason)], passed None where it does not apply. error: what kept the
-    case from being tried at all."""
+    case from being tried at all; usage: because what was asked for is wrong."""
 
     case: Case
     chip: str
@@ -28,6 +30,7 @@ class Result:
     checks: list = field(default_factory=list)
     emitted: list = field(default_factory=list)
     error: str = ""
+    usage: bool = False
 
     @property
     def failures(self):
@@ -42,17 +45,21 @@ class Result:
                 return [f"refused, but not by {self.case.refused!r}: {self.reason}"]
             return []
         if self.stage != "hivm":
-            return [f"ended after stage {self.stage}: {self.reason}"]
+            told = [line for line in self.log.splitlines() if line.startswith("hint: ")]
+            return [f"ended after stage {self.stage}: {self.reason}", *told]
         return [f"{name}: {reason}" for name, passed, reason in self.checks if passed is False]
 
     @property
     def reason(self):
         """The line of the log that says most."""
-        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        lines = [line.strip() for line in self.log.splitlines() if line.strip() and not line.startswith("hint: ")]
         raised = [line for line in lines if re.match(r"\w+(Error|Failure|Exception): (?!at \d+:\d+)", line)]
+        where = [line for line in lines if re.match(r"/.*\.py:\d+: (?!error:)", line)]  # see hints.kernel_line
+        full = [line[line.index("error: ") :] for line in lines if "error: " in line and " overflow, requires " in line]
         told = [line for line in lines if "error:" in line or "Assertion" in line]
         ended = [line for line in lines if " ended with " in line or " had not ended " in line]
-        return (raised[-1:] or told or ended or lines[-1:] or ["no message"])[0][:300]
+        best = (raised[-1:] or full or told or ended or lines[-1:] or ["no message"])[0][:300]
+        return f"{best}, at {where[-1][:200]}" if raised and where else best
 
 
 class _Worker:
@@ -65,10 +72,13 @@ class _Worker:
         unset = ("TRITON_INTERPRET", "TRITON_DEBUG", "PYTHONHOME")
         environment = {k: v for k, v in os.environ.items() if k not in unset}
         environment.update(TRITON_DIST_BACKEND="ascend", PYTHONPATH=str(ROOT))
-        self.process = subprocess.Popen(
-            [self.interpreter, "-m", "third_party.ascend.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        try:
+            self.process = subprocess.Popen(
+                [self.interpreter, "-m", "third_party.ascend.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
+            )  # fmt: skip
+        except OSError as error:
+            raise toolchain.ToolchainError(f"the toolchain's interpreter does not start: {error}") from error
 
     def answer(self, job):
         if self.process is None:
@@ -83,7 +93,7 @@ class _Worker:
             line = ""
         finally:
             limit.cancel()
-        if line:
+        if line.endswith("\n"):
             return json.loads(line)
         self.close()
         return {"error": f"the lowering process died or took more than {TIME_LIMIT} s; its last words are above"}
@@ -92,7 +102,8 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it had not read is flushed
+                self.process.stdin.close()
             self.process.stdout.close()
             self.process = None
 
@@ -102,16 +113,20 @@ def run(cases, chip="Ascend910B2", options=None, emit=None, processes=None):
 
     Args:
         cases: of `Case`; a signature may also be a list of types, of the parameters that are no constants, in order.
-        chip: one of `lowering.CHIPS`.
+        chip: one of `chips.CHIPS`, or `chips.SIMT_CHIP`.
         options: of triton-ascend's backend, by name.
         emit: folder for the IR of every stage, or None.
         processes: how many at a time; None: one a core.
 
-    Errors: `toolchain.ToolchainError`.
+    Errors: `toolchain.ToolchainError`; ValueError for less than one process; TypeError for a constant that `arguments.encoded`
+    does not take. What goes wrong with a single case is in its Result.
     """
     cases = list(cases)
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes is {processes}: give 1 or more")
+    constants = [{name: encoded(value) for name, value in case.constants.items()} for case in cases]
     interpreter = toolchain.python()
-    todo, results = queue.SimpleQueue(), [None] * len(cases)
+    todo, results, broken = queue.SimpleQueue(), [None] * len(cases), []
     for item in enumerate(cases):
         todo.put(item)
 
@@ -125,10 +140,12 @@ def run(cases, chip="Ascend910B2", options=None, emit=None, processes=None):
                     return
                 path, _, kernel = case.source.rpartition(":")
                 job = dict(
-                    source=f"{ROOT / path}:{kernel}", signature=case.signature, constants=case.constants, chip=chip,
+                    source=f"{ROOT / path}:{kernel}", signature=case.signature, constants=constants[i], chip=chip,
                     options=options or {}, emit=emit and str(Path(emit).absolute()), name=case.name,
                 )  # fmt: skip
                 results[i] = Result(case, chip, **worker.answer(job))
+        except BaseException as error:  # raised below: a thread's own traceback would say nothing to the caller
+            broken.append(error)
         finally:
             worker.close()
 
@@ -137,4 +154,6 @@ def run(cases, chip="Ascend910B2", options=None, emit=None, processes=None):
         thread.start()
     for thread in threads:
         thread.join()
+    if broken:
+        raise broken[0]
     return results

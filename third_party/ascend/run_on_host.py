@@ -9,8 +9,10 @@ The last form runs the script as __main__ in every rank. Its kernels are defined
 """
 
 import argparse
+import signal
 import sys
 import time
+from pathlib import Path
 
 from .host_execution.compiler import CompilerError
 from .toolchain import ToolchainError
@@ -40,13 +42,19 @@ def main(arguments=None):
     except ValueError:
         parser.error(f"--ranks is {options.ranks!r}: give numbers of ranks, such as 2,4")
 
+    if options.script and not Path(options.script).is_file():
+        parser.error(f"--script: there is no file {options.script!r}")
+
     import triton_dist  # noqa: F401  before triton
 
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C: everything is cleaned up
     try:
         return run_script(options, worlds) if options.script else select_cases(parser, options, worlds)
     except (CompilerError, ToolchainError) as error:
         print(error, file=sys.stderr)
         return 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def select_cases(parser, options, worlds):

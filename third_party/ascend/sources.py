@@ -10,7 +10,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import re
 import sys
+import traceback
 import types
 from pathlib import Path
 
@@ -83,12 +85,44 @@ def _asked_for_by_a_source():
     return bool(_sources)
 
 
+class HostCodeError(RuntimeError):
+    """The code of a kernel's file failed before it defined the kernel; the text says where and what to do."""
+
+
+class _NoDevice:
+    """Stands in for a driver where there is none: triton.autotune asks it for a benchmark when it is applied."""
+
+    def get_benchmarker(self):
+        return None
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"this machine has no NPU: nothing asks its driver for {name}")
+
+
+def _stand_in_for_a_driver():
+    from triton.runtime import driver
+
+    if driver.active is driver.default:
+        driver.set_active(_NoDevice())
+
+
+def unwrapped(kernel):
+    """The triton.jit function in what triton.autotune and triton.heuristics made of it; anything else as it is."""
+    from triton.runtime import Autotuner, Heuristics
+
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        kernel = kernel.fn
+    return kernel
+
+
 def load(path, name=None):
     """The module at `path`, a file. One of this repository's packages is imported under its own name.
 
-    A script whose host code fails here (no ranks, no torch) is as good as a module when `name` was defined before that.
+    A script whose host code fails here (no ranks, no torch) is as good as a module when `name` was defined before that;
+    else HostCodeError.
     """
     path = Path(path).resolve()
+    _stand_in_for_a_driver()
     if not any(isinstance(finder, _Absent) for finder in sys.meta_path):
         sys.meta_path.append(_Absent())
     _sources.append(path)
@@ -102,11 +136,22 @@ def load(path, name=None):
         sys.path.insert(0, str(path.parent))
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit):
+        except (Exception, SystemExit) as error:
             if not hasattr(module, name or ""):
-                raise
+                raise HostCodeError(_explain(path, name, error)) from error
         finally:
             sys.path.remove(str(path.parent))
         return module
     finally:
         _sources.pop()
+
+
+def _explain(path, name, error):
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    where = f"{path}:{lines[0]}" if lines else str(path)
+    failed = f"{where}: {type(error).__name__}: {error}"
+    if not re.search(rf"^def {re.escape(name or '')}\(", path.read_text(errors="replace"), re.M):
+        return f"{failed}; and there is no function {name!r} in the file"
+    return f"{failed}; the file's host code failed before the kernel {name!r} was defined: put the kernel above it"

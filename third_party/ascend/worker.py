@@ -2,7 +2,7 @@
 
 A job: {"source": "path:kernel", "signature": {parameter: type} or [type, ...], "constants": {}, "chip": "", "options": {},
 "emit": folder or null, "name": ""}. The answer: {"stage", "log", "checks": [[name, passed, reason]], "emitted": [path]}, or
-{"error": what is wrong with the job}.
+{"error": what went wrong, "usage": true where the job itself is wrong}. Constants are as `arguments.encoded` makes them.
 """
 
 import json
@@ -14,11 +14,14 @@ from pathlib import Path
 
 os.environ["TRITON_DIST_BACKEND"] = "ascend"
 
+import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from third_party.ascend import sources
+from third_party.ascend.arguments import decoded, unknown_type
 from third_party.ascend.checks import run_checks
-from third_party.ascend.lowering import SIMT_CHIP, STAGES, lower
+from third_party.ascend.chips import SIMT_CHIP
+from third_party.ascend.lowering import STAGES, known_options, lower
 
 
 class WrongJob(ValueError):
@@ -31,17 +34,29 @@ def kernel_of(source):
     if not Path(path).is_file():
         raise WrongJob(f"there is no file {path!r}: give path.py:kernel")
     module = sources.load(path, name)
-    kernel = getattr(module, name, None)
-    while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):  # autotuned, with heuristics
-        kernel = kernel.fn
+    kernel = sources.unwrapped(getattr(module, name, None))
     if not isinstance(kernel, JITFunction):
-        known = [n for n, value in vars(module).items() if isinstance(value, JITFunction)]
+        known = [n for n, value in vars(module).items() if isinstance(sources.unwrapped(value), JITFunction)]
         raise WrongJob(f"{path} has no triton.jit function {name!r}; it has {', '.join(known) or 'none'}")
     return kernel
 
 
+def options_of(options):
+    """The options, or WrongJob: the compiler's backend drops a name that it does not know."""
+    if unknown := sorted(set(options) - set(known_options())):
+        raise WrongJob(f"triton-ascend has no option {', '.join(unknown)}; it has {', '.join(known_options())}")
+    return options
+
+
 def fit(kernel, signature, constants):
     """(signature by name, in the kernel's order; constants with defaults), or WrongJob."""
+    try:
+        constants = {name: decoded(value, tl) for name, value in constants.items()}
+    except ValueError as error:
+        raise WrongJob(str(error)) from None
+    for kind in signature.values() if isinstance(signature, dict) else signature:
+        if wrong := unknown_type(kind):
+            raise WrongJob(wrong)
     names = kernel.arg_names
     defaults = {p.name: p.default for p in kernel.params if p.is_constexpr and p.has_default}
     constants = {**{n: getattr(v, "value", v) for n, v in defaults.items()}, **constants}
@@ -81,7 +96,7 @@ def write(lowered, folder, label):
 def work(job):
     kernel = kernel_of(job["source"])
     signature, constants = fit(kernel, job["signature"], job["constants"])
-    lowered = lower(kernel, signature, constants, job["chip"], job["options"])
+    lowered = lower(kernel, signature, constants, job["chip"], options_of(job["options"]))
     checks = []
     if lowered.stage == "hivm" and job["chip"] != SIMT_CHIP:  # whose final module is of another kind
         checks = [(check.name, check.passed, check.reason) for check in run_checks(lowered)]
@@ -96,9 +111,9 @@ def main():
     for line in sys.stdin:
         try:
             answer = work(json.loads(line))
-        except WrongJob as error:
-            answer = {"error": str(error)}
-        except (Exception, SystemExit) as error:  # an import of the source that fails, most likely
+        except (WrongJob, sources.HostCodeError) as error:
+            answer = {"error": str(error), "usage": True}
+        except (Exception, SystemExit) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

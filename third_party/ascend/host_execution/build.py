@@ -61,7 +61,7 @@ def build(ttadapter, target):
     Raises BuildError or NotForTheHost.
     """
     name, kinds = parameters(ttadapter)
-    with tempfile.TemporaryDirectory(prefix="triton_dist_host_") as folder:
+    with tempfile.TemporaryDirectory(prefix="build_", dir=Path(target).parent) as folder:
         folder = Path(folder)
         (folder / "kernel.mlir").write_text(to_host(ttadapter))
         lowered = _tool([_OPT, folder / "kernel.mlir", *_PASSES])

@@ -3,7 +3,7 @@
     with Compiler() as compiler:             # in the main environment
         address = compiler.address           # give it to the ranks; engine.install(address) uses it
 
-It ends with the `with` block, and with the process that made it, whatever ends that.
+It ends with the `with` block, and with the process that made it, whatever ends that; so does its folder.
 """
 
 import os
@@ -33,6 +33,7 @@ class Compiler:
         environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONHOME")}
         environment |= {
             "TRITON_DIST_BACKEND": "ascend",
+            "TMPDIR": self._folder.name,  # of the tools: gone with the folder, whatever ends them
             "TRITON_CACHE_DIR": str(Path(self._folder.name) / "cache"),
             "PYTHONPATH": str(root),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -45,6 +46,7 @@ class Compiler:
             stderr=self._output,
             env=environment,
             cwd=root,
+            start_new_session=True,  # a group of its own, which it ends as a whole
         )
         timer = threading.Timer(_START_S, self._process.kill)
         timer.start()

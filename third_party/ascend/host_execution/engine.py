@@ -13,6 +13,7 @@ import torch
 
 import triton_dist
 
+from ..arguments import encoded
 from .compiler import request
 
 _TYPES = {
@@ -66,13 +67,17 @@ def install(address, limit_s=_LIMIT_S):
 def describe(arguments, constexprs):
     """How Triton's launcher would compile for these arguments: (signature, constants, [value of each parameter]).
 
-    A Python int is int32 where it fits, else int64; 1 is compiled in, as None is; a float is fp32.
+    A Python int is int32 where it fits, else int64; 1 is compiled in, as None is; a float is fp32. Constants are as
+    `arguments.encoded` makes them.
     """
     signature, constants, values = {}, {}, []
     for name, value in arguments.items():
         value = getattr(value, "value", value)  # a tl.constexpr
         if name in constexprs or value is None or (type(value) is int and value == 1):
-            constants[name] = value
+            try:
+                constants[name] = encoded(value)
+            except TypeError as error:
+                raise TypeError(f"kernel argument {name!r}: {error}") from None
             continue
         if isinstance(value, torch.Tensor):
             kind = "*" + _TYPES[value.dtype]

@@ -116,6 +116,7 @@ def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
     def run_world(world):
         try:
             with Execution(limit_s, compiler) as execution:
+                executions.append(execution)
                 for case in cases:
                     if stop.is_set():
                         break
@@ -125,7 +126,7 @@ def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
         finally:
             results.put(None)
 
-    stop = threading.Event()
+    stop, executions = threading.Event(), []
     with Compiler() as compiler:  # one for all: most kernels are the same for any number of ranks
         threads = [threading.Thread(target=run_world, args=(world,)) for world in worlds]
         for thread in threads:
@@ -143,7 +144,10 @@ def run_all(cases, worlds, seed=None, limit_s=LIMIT_S):
         finally:
             stop.set()
             for thread in threads:
-                thread.join()
+                while thread.is_alive():  # only when the caller ends early: ranks that are at work are not waited for
+                    for execution in executions:
+                        execution.abort()
+                    thread.join(0.2)
 
 
 class Execution:
@@ -164,6 +168,11 @@ class Execution:
             ranks.close()
         if self._own:
             self._compiler.__exit__(*exc)
+
+    def abort(self):
+        """Ends the ranks at once, from any thread: a case that is running fails."""
+        for ranks in list(self._ranks.values()):
+            ranks.kill()
 
     def ranks(self, world):
         from triton_dist.testing import Ranks

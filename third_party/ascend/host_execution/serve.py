@@ -1,19 +1,25 @@
 """The compile server's process: python -m third_party.ascend.host_execution.serve SOCKET. Runs where triton-ascend is.
 
-A task: {"file", "name", "signature": {parameter: type}, "constants": {parameter: value}}; see `lowering.lower`.
+A task: {"file", "name", "signature": {parameter: type}, "constants": {parameter: value}}; see `lowering.lower`
+(constants as `arguments.encoded` makes them).
 Its answer: {"library": path, "parameters": [type]}, or {"stage": what refused, "error": text}.
 """
 
 import hashlib
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import traceback
 from multiprocessing.connection import Listener
 from pathlib import Path
 
+from triton import language
+
 from .. import lowering, sources
+from ..arguments import decoded
 from . import build, host_ir
 
 
@@ -21,10 +27,13 @@ def compile_task(task, folder):
     key = hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:24]
     try:
         module = sources.load(task["file"], task["name"])
-        fn = getattr(module, task["name"])
+        fn = sources.unwrapped(getattr(module, task["name"]))
+        constants = {name: decoded(value, language) for name, value in task["constants"].items()}
+    except sources.HostCodeError as error:
+        return {"stage": "import", "error": str(error)}
     except Exception:
         return {"stage": "import", "error": traceback.format_exc(limit=-3)}
-    lowered = lowering.to_ttadapter(fn, task["signature"], task["constants"])
+    lowered = lowering.to_ttadapter(fn, task["signature"], constants)
     if lowered.ttadapter is None:
         return {"stage": "ttadapter" if lowered.ttir else "ttir", "error": lowered.log}
     if folder_kept := os.environ.get("TRITON_DIST_HOST_IR"):
@@ -44,7 +53,8 @@ def main(address):
 
     def end_with_parent():
         sys.stdin.buffer.read()
-        os._exit(0)
+        shutil.rmtree(Path(address).parent, ignore_errors=True)  # a parent that was killed cannot
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # its own group: a tool that still runs ends, too
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     answers = {}  # a task's text -> its answer: ranks ask for the same kernels

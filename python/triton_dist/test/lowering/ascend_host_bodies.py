@@ -39,6 +39,12 @@ def takes_a_tensor(x, n, scale, flag, none, BLOCK: tl.constexpr):
     tl.store(x + i, y, mask=i < n)
 
 
+@triton.jit
+def converts(out, x, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i).to(DTYPE))
+
+
 def install(address, limit_s):
     from third_party.ascend.host_execution import engine
 
@@ -80,3 +86,11 @@ def arguments(address):
         takes_a_tensor[lambda meta: (1,)](x, n, scale, flag, None, BLOCK=64)
         results.append((x, expected))
     return results, engine.ran
+
+
+def dtypes(address):
+    """A dtype as constexpr: (got, expected)."""
+    install(address, 10)
+    x, out = torch.randn(64), torch.full((64,), float("nan"), dtype=torch.float16)
+    converts[(1,)](out, x, BLOCK=64, DTYPE=tl.float16)
+    return out, x.to(torch.float16)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from third_party.ascend import lower, pool, toolchain
+from third_party.ascend import chips, lower, pool, toolchain
 from third_party.ascend.cases import all_cases
 
 ROOT = Path(__file__).parents[4]
@@ -48,7 +48,7 @@ def test_the_checks_apply_to_what_they_are_about(lowered):
         assert dict((check, passed) for check, passed, _ in lowered[name].checks)["waits"] is True, name
 
 
-@pytest.mark.parametrize("chip", lower.CHIPS[1:])
+@pytest.mark.parametrize("chip", chips.CHIPS[1:])
 def test_every_kernel_lowers_for_the_other_chips(chip):
     results = pool.run(FIRST_OF_EACH_KERNEL, chip, processes=2)
     wrong = {result.case.name: result.failures for result in results if result.failures}
@@ -101,6 +101,33 @@ def deaf(x, sig, n, ctx, BLOCK: tl.constexpr):
     while tl.load(sig, volatile=True) < n:
         pass
     tl.store(x + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float16))
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def tuned(x, n, BLOCK: tl.constexpr, DTYPE: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, i.to(DTYPE), mask=i < n)
+
+
+@triton.jit
+def misspelt(x, ctx, BLOCK: tl.constexpr):
+    dl.putt(x, x, BLOCK, 1, ctx)
+
+
+@triton.jit
+def bare_wait(x, sig, n, ctx, BLOCK: tl.constexpr):
+    if n > 3:
+        dl.wait(sig, n, ctx)
+    tl.store(x + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float16))
+
+
+@triton.jit
+def pointer_in_if(x, n, BLOCK: tl.constexpr):
+    p = x
+    if n > 3:
+        p = x + n
+    tl.store(p + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float16))
 '''
 
 
@@ -144,7 +171,13 @@ def test_the_command_fails_when_a_kernel_lost_its_meaning(source):
         (["{path}:send", "--signature", "*fp16, *i32"], "BLOCK"),
         (["{path}:send", "--signature", "*fp16, *i32", "--constexpr", "BLOCK=64"], "4 types are needed, 2 were given"),
         (["{path}:send", "--signature", "y: *fp16", "--constexpr", "BLOCK=64"], "has no parameter y"),
-        (["{path}:absent", "--signature", "*fp16"], "send, deaf"),
+        (["{path}:absent", "--signature", "*fp16"], "send, deaf, tuned"),
+        (["{path}:send", "--signature", "*float"], "'*float' is no type; the types are i1, "),
+        (["{path}:send", "--jobs", "-1"], "give 1 or more"),
+        (["{path}:send", "--constexpr", "BLOCK={{1,2}}"], "is a set: a constant is"),
+        (["{path}:deaf", "--signature", "*fp16, *i32, i32, *i64", "--constexpr", "BLOCK=tl.f17"], "has no dtype 'f17'"),
+        (["--all", "fence", "--option", "nonsense=3"], "has no option nonsense; it has "),
+        (["{path}:send", "--emit", "{path}/ir"], "no IR can be written there: Not a directory"),
         (["{path}x:send", "--signature", "*fp16"], "there is no file"),
         (["{path}:send", "--signature", "x: *fp16, *i32"], "name all parameters or none"),
         (["{path}"], "path.py:kernel"),
@@ -154,6 +187,38 @@ def test_the_command_fails_when_a_kernel_lost_its_meaning(source):
 def test_a_wrong_command_says_what_is_wrong(source, arguments, says):
     done = command(*(argument.format(path=source) for argument in arguments))
     assert done.returncode == lower.EXIT_USAGE and says in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_host_code_that_fails_above_a_kernel_is_named(source):
+    text = source.read_text().replace("LIMIT =", "import os; RANK = os.environ['NO_SUCH_VARIABLE']; LIMIT =")
+    source.write_text(text)
+    done = command(f"{source}:send", "--signature", "*fp16, *i32, i32, *i64", "--constexpr", "BLOCK=64")
+    assert done.returncode == lower.EXIT_USAGE, done.stdout + done.stderr
+    assert "mine.py:7: KeyError: 'NO_SUCH_VARIABLE'; the file's host code failed before the kernel 'send'" in done.stderr
+
+
+def test_an_autotuned_kernel_and_a_dtype_as_constexpr(source):
+    constants = ("--constexpr", "BLOCK=64", "--constexpr", "DTYPE=tl.float16")
+    done = command(f"{source}:tuned", "--signature", "*fp16, i32", *constants, "--emit", source.parent / "ir")
+    assert done.returncode == lower.EXIT_RIGHT, done.stdout + done.stderr
+    assert "1 of 1 right (1 to final HIVM, 0 refused by name)" in done.stdout
+    assert "tensor<64xf16>" in next((source.parent / "ir").glob("*.ttir.mlir")).read_text()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature", "block", "says"),
+    [
+        ("misspelt", "*fp16, *i64", 64, r"no attribute 'putt', at /.*mine.py:33: dl.putt\(x, x, BLOCK, 1, ctx\)"),
+        ("bare_wait", "*fp16, *i32, i32, *i64", 64, r"hint: .*token = dl.wait\(...\)"),
+        ("pointer_in_if", "*fp16, i32", 64, r"hint: a pointer that is assigned in an `if`"),
+        ("deaf", "*fp16, *i32, i32, *i64", 1 << 18, r"after stage ttadapter: error: ub overflow, requires \d+ bits"),
+    ],
+)
+def test_a_kernel_that_does_not_lower_says_what_to_do(source, kernel, signature, block, says):
+    done = command(f"{source}:{kernel}", "--signature", signature, "--constexpr", f"BLOCK={block}")
+    assert done.returncode == lower.EXIT_WRONG, done.stdout + done.stderr
+    assert re.search(says, done.stdout), done.stdout
+    assert "0 of 1 right (0 to final HIVM, 0 refused by name; 1 wrong)" in done.stdout
 
 
 # -- the toolchain
@@ -172,6 +237,24 @@ def test_a_folder_that_is_no_toolchain_is_left_alone(tmp_path):
     done = command("--all", "fence", TRITON_DIST_ASCEND_VENV=str(tmp_path))
     assert done.returncode == lower.EXIT_NO_TOOLCHAIN and "it is no virtual environment" in done.stderr
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_an_environment_without_an_interpreter_or_of_other_versions_is_not_taken(tmp_path, monkeypatch):
+    (tmp_path / "triton_dist_complete").write_text(toolchain._marker())
+    done = command("--all", "fence", TRITON_DIST_ASCEND_VENV=str(tmp_path))
+    assert done.returncode == lower.EXIT_NO_TOOLCHAIN and "there is no bin/python" in done.stderr
+    (tmp_path / "triton_dist_complete").write_text("triton-ascend==1.0\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    done = command("--all", "fence", TRITON_DIST_ASCEND_VENV=str(tmp_path))
+    assert done.returncode == lower.EXIT_NO_TOOLCHAIN and "triton-ascend==3.2.0 (found: " in done.stderr
+    # An environment in the user's cache is made again.
+    made = []
+    monkeypatch.delenv("TRITON_DIST_ASCEND_VENV", raising=False)
+    monkeypatch.setattr(toolchain, "folder", lambda: tmp_path)
+    monkeypatch.setattr(toolchain, "_make", lambda *place: made.append(place))
+    toolchain.python()
+    assert made == [(tmp_path, tmp_path / "bin" / "python")]
 
 
 def test_the_environment_is_found_again(monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +71,11 @@ def test_arguments_of_every_kind(execution):
         assert ran == {"takes_a_tensor": 3}
 
 
+def test_a_dtype_as_constexpr(execution):
+    for got, expected in execution.ranks(2).run(bodies.dtypes, execution.address):
+        assert torch.equal(got, expected)
+
+
 def test_a_wait_that_nobody_ends_names_its_programs_at_the_limit(execution):
     begin = time.monotonic()
     with pytest.raises(RanksFailed, match=r"Stuck: wait_for_nobody, grid \(3, 1, 1\): after 1 s .*still wait: \[\(1, 0, 0\)\]"):
@@ -87,6 +94,33 @@ def test_nothing_is_left_when_the_compile_server_ends():
         assert os.path.exists(address)
     assert not os.path.exists(os.path.dirname(address))
     assert not os.path.exists(f"/proc/{process}")
+
+
+@pytest.mark.parametrize("what", [["all_gather", "dl.wait", "--ranks", "2,3"], ["--script", "{script}", "--ranks", "2"]])
+def test_sigterm_ends_the_ranks_and_leaves_nothing(tmp_path, what):
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time\nprint('asleep', flush=True)\ntime.sleep(100)\n")
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    command = [sys.executable, "-m", "third_party.ascend.run_on_host", *(word.format(script=script) for word in what)]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp)}, start_new_session=True)
+    end = time.monotonic() + 60
+    while not list(tmp.glob("*/socket")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(1)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert list(tmp.iterdir()) == []
+    ours = [p for p in Path("/proc").glob("[0-9]*/environ") if f"TMPDIR={tmp}".encode() in _read(p)]
+    assert ours == []
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_an_operation_without_a_host_form_is_named():
@@ -143,7 +177,9 @@ def test_the_command_lists_its_cases_and_refuses_unknown_ones(capsys):
     assert run_on_host.main(["--list"]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == list(CASES)
     wrong = ((["all_gahter"], "no case all_gahter"), ([], "give --all"), (["--all", "--ranks", "0"], "--ranks is '0'"))
+    wrong += ((["--script", "no/such.py"], "there is no file 'no/such.py'"),)
     for arguments, text in wrong:
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as end:
             run_on_host.main(arguments)
+        assert end.value.code == 2
         assert text in capsys.readouterr().err

@@ -14,7 +14,8 @@ import warnings
 
 TARGET = sys.argv[1] if __name__ == "__main__" else "nvidia"
 os.environ["TRITON_DIST_BACKEND"] = TARGET
-os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="triton_dist_lowering_")  # no stale result passes a test
+CACHE = tempfile.TemporaryDirectory(prefix="triton_dist_lowering_")  # no stale result passes a test; gone at exit
+os.environ["TRITON_CACHE_DIR"] = CACHE.name
 warnings.simplefilter("ignore")
 
 import triton  # noqa: E402
