@@ -153,9 +153,10 @@ class Detector:
         self.written += 1
         for shadow, part in self._split(thread, where, size):
             if thread.fenced is not None and size in (4, 8) and _one(part) is not None:
-                # One word after a fence is a signal: on every target it is written at once, and after what was before.
+                # One word after a fence may be a signal: on every target it is written at once, and after what was before.
+                # To those who read it atomically it is one; to other plain accesses it is a plain write.
                 address = _one(part)
-                event = self.histories.event(thread, site, word, "sys", True)
+                event = self.histories.event(thread, site, word, "sys", True, plain=True)
                 self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
                 self._stored = self.cells.touch(address, size), thread, site, word
                 continue
@@ -170,10 +171,20 @@ class Detector:
             self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
 
     def _cells_in(self, where, size):
+        """The words that an access touches, among those that were ever published through."""
         if not self.cells.sorted:
             return ()
-        low, high = where.bounds() if isinstance(where, Affine) else (int(where.min()), int(where.max()))
-        return self.cells.within(low, high + size)
+        flat = not isinstance(where, Affine)
+        low, high = (int(where.min()), int(where.max())) if flat else where.bounds()
+        cells = self.cells.within(low - 7, high + size)  # a word has at most 8 bytes
+        if not cells:
+            return ()
+        if not flat:
+            return [cell for cell in cells if where.meets(size, cell.address, cell.size)]
+        lanes = np.sort(where, axis=None)
+        ends = np.array([cell.address + cell.size for cell in cells], np.uint64)
+        latest = np.searchsorted(lanes, ends).tolist()  # lanes that begin before the word's end
+        return [cell for cell, n in zip(cells, latest) if n and int(lanes[n - 1]) + size > cell.address]
 
     def _access(self, thread, shadow, where, size, kind, event):
         def report(earlier, address, number):
@@ -335,7 +346,7 @@ class Detector:
         weak = None
         if thread.knows_widely(earlier.thread, earlier.clock):
             weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
-        atomics = earlier.scope is not None and event.scope is not None
+        atomics = earlier.scope is not None and event.scope is not None and not (earlier.plain and event.plain)
         if atomics:
             reason = "narrow-scope"
         elif weak is not None:
