@@ -344,6 +344,7 @@ class Detector:
     def _race(self, thread, earlier, event, kind, address, number):
         reason = None
         weak = None
+        plain = None if (earlier.scope is None) == (event.scope is None) else event if event.scope is None else earlier
         if thread.knows_widely(earlier.thread, earlier.clock):
             weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
         atomics = earlier.scope is not None and event.scope is not None and not (earlier.plain and event.plain)
@@ -351,8 +352,7 @@ class Detector:
             reason = "narrow-scope"
         elif weak is not None:
             reason = {"release": "missing-release", "acquire": "missing-acquire", "scope": "narrow-scope"}[weak[0]]
-        elif (earlier.scope is None) != (event.scope is None) and self._signal(address):
-            plain = event if event.scope is None else earlier
+        elif plain is not None and plain.program is not None and self._signal(address):
             reads = kind == READ or (plain is earlier and kind in (ATOMIC_WRITE,) and not self._wrote(earlier, number))
             reason = "missing-acquire" if reads else "missing-release"
         elif kind == WRITE and event.rank != earlier.rank and self._was_read(earlier, number):

@@ -50,6 +50,9 @@ def test_the_command_says_what_is_wrong_with_its_arguments(tmp_path):
     (tmp_path / "empty.py").write_text("")
     code, out = python("-m", "triton_dist.check", "empty.py", "--world-size", "99", cwd=tmp_path)
     assert code == 2 and "world_size is 99" in out
+    for seed in ("foo", "1.5", "path:x", "-1"):
+        code, out = python("-m", "triton_dist.check", "empty.py", f"--triton-dist-seed={seed}", cwd=tmp_path)
+        assert code == 2 and f"seed is {seed!r}: give 0 or more" in out, out
 
 
 def test_the_command_leaves_the_script_options_that_begin_like_its_own(tmp_path):

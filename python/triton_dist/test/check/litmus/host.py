@@ -107,6 +107,30 @@ cases(
 )
 
 
+@triton.jit
+def accumulate_kernel(total, ctx, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for peer in range(dl.num_ranks(ctx)):
+        tl.atomic_add(dl.symm_at(total, peer, ctx) + i, 1.0, sem="relaxed", scope="sys")
+
+
+def accumulator(V):
+    """All ranks add to all; each host clears a part of its own sum before the next call."""
+    world, total = shmem.pe_count(), shmem.aclshmem_create_tensor((N,), torch.float32)
+    total.zero_()
+    shmem.barrier_all()
+    for _ in range(2):
+        accumulate_kernel[(1,)](total, shmem.context(), N)
+        shmem.barrier_all()
+        assert (total == world).all() or V == "cleared"
+        total.zero_() if V == "cleared-barrier" else total[3:9].zero_()
+        if V == "cleared-barrier":
+            shmem.barrier_all()
+
+
+cases(accumulator, {"cleared-barrier": (), "cleared": ("data-race", "buffer-reuse", "wrong-result", dict(world_size=3))})
+
+
 def loop(V):
     """Many calls with one signal: epochs, or a signal cleared by the host in between."""
     me, world = shmem.my_pe(), shmem.pe_count()
