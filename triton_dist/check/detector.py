@@ -111,6 +111,12 @@ class Detector:
                 return rank, region.label, address - region.base
         return rank, "elsewhere", address
 
+    def _allocation(self, rank, address):
+        """The allocation of the heap that an address lies in, the same for every rank's copy, else None."""
+        heap = self.heap_map(rank)
+        place = heap.owner(address) if heap is not None else None
+        return heap.allocation(place[1]) if place is not None else None
+
     def describe(self, rank, address):
         heap = self.heap_map(rank)
         if heap is not None and heap.owner(address) is not None:
@@ -346,7 +352,17 @@ class Detector:
         weak = None
         plain = None if (earlier.scope is None) == (event.scope is None) else event if event.scope is None else earlier
         if thread.knows_widely(earlier.thread, earlier.clock):
-            weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
+            # Not the adds to the very tensor that a host goes on to use: these make a sum, no signal.
+            total = self._allocation(thread.rank, address) if plain is not None and plain.program is None else None
+            weak = next(
+                (
+                    one
+                    for one in thread.weak
+                    if _covers(one[1], earlier)
+                    and (total is None or self._allocation(thread.rank, one[1].address) is not total)
+                ),
+                None,
+            )
         atomics = earlier.scope is not None and event.scope is not None and not (earlier.plain and event.plain)
         if atomics:
             reason = "narrow-scope"
