@@ -24,6 +24,10 @@ Heap
     put / get(dst, src, nbytes, peer, blocking)   the symmetric side given by this rank's own address
     put_signal(dst, src, nbytes, signal, value, add, itemsize, peer, blocking)
     wait_signal(address, compare, value, itemsize, describe, timeout)
+    stream(urgent)           a queue of work beside the current one: follow(), join(), mark(), and a context manager
+                             (shmem/streams.py)
+    set_word(address)        in the order of the current stream, release: the int32 there, of any rank, becomes 1
+    take_word(address, describe)   likewise, acquire: waits until this rank's int32 there is 1, and makes it 0
     end_peers()              best effort: asks the peers on this host to end
     close()                  unmaps, as far as no tensor still uses the memory
 """

@@ -228,6 +228,9 @@ class Heap:
 
         self.control.wait(lambda: compare(read(), value), lambda: f"{describe()}; seen {read()}", timeout)
 
+    def stream(self, urgent):
+        raise errors.UnsupportedError("ascend: work and signals in the order of streams are not available: torch_npu has none")
+
     def end_peers(self):
         if self.control:
             self.control.peers.end()

@@ -10,7 +10,7 @@ import os
 import torch
 
 from .. import errors
-from . import processes
+from . import nvidia_stream, processes
 from .store import StoreControl
 
 _group = itertools.count()
@@ -164,6 +164,18 @@ class Heap:
 
         self.control.wait(lambda: compare(read(), value), lambda: f"{describe()}; seen {read()}", timeout)
 
+    # -- streams
+    def stream(self, urgent):
+        return _Stream(self.device, urgent)
+
+    def set_word(self, address):
+        nvidia_stream.write(torch.cuda.current_stream(self.device).cuda_stream, address, 1)
+
+    def take_word(self, address, describe):
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        nvidia_stream.wait(stream, address, 1)
+        nvidia_stream.write(stream, address, 0)
+
     def end_peers(self):
         if self.control:
             self.control.peers.end()
@@ -177,3 +189,24 @@ class Heap:
 
             c10d._unregister_process_group(self._group.group_name)
         self.handle = self.control = self._tensors = self._group = None
+
+
+class _Stream:
+    def __init__(self, device, urgent):
+        self.device, self.stream = device, torch.cuda.Stream(device, priority=-1 if urgent else 0)
+        self.guard = torch.cuda.stream(self.stream)
+
+    def follow(self, mark=None):
+        self.stream.wait_event(mark or self.mark())
+
+    def mark(self):
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def join(self):
+        torch.cuda.current_stream(self.device).wait_event(self.stream.record_event())
+
+    def __enter__(self):
+        self.guard.__enter__()
+
+    def __exit__(self, *exc):
+        self.guard.__exit__(*exc)

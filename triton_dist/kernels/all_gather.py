@@ -21,9 +21,10 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
+from . import torch_ops
 from .arguments import WORDS, need_words
 from .channels import ChannelContext, end_epoch, next_epoch
-from .operator_context import begin
+from .operator_context import begin, operands_of, passed_before
 
 
 @triton.jit
@@ -78,7 +79,7 @@ def create_all_gather_context(max_elements, dtype, team=0, programs=None, block=
     Errors: ValueError for what is not supported, CollectiveMismatchError when ranks differ; on all ranks alike, before
     anybody communicates.
     """
-    return AllGatherContext(max_elements, dtype, team, programs, block)
+    return torch_ops.register(AllGatherContext(max_elements, dtype, team, programs, block))
 
 
 def all_gather(x, context, out=None):
@@ -94,15 +95,18 @@ def all_gather(x, context, out=None):
     and there is no host synchronisation: the call can be captured in a CUDA graph. Calls of 0 elements do nothing.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("all_gather", AllGatherContext, context, x=x, out=out)
-    n, world = x.numel(), context.num_ranks
-    shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    context.check(x, out, shape, n, own=context.rank * n)
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.all_gather(x, context.number)
+    if not passed_before(context, operands_of(x, out)):
+        begin("all_gather", AllGatherContext, context, x=x, out=out)
+        world = context.num_ranks
+        shape = (world * x.shape[0], *x.shape[1:]) if x.dim() else (world,)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        context.check(x, out, shape, x.numel(), own=context.rank * x.numel())
+    n = x.numel()
     if n:
-        all_gather_kernel[context.grid(n)](
-            x.view(context.word), out.view(context.word), context.staging, context.ready, context.epochs, n,
-            context.slot, context.table, **context.constants,
-        )  # fmt: skip
+        words = x.view(context.word), out.view(context.word)
+        arguments = (*words, context.staging, context.ready, context.epochs, n, context.slot, context.table)
+        context.launch(all_gather_kernel, n, arguments)
     return out

@@ -9,6 +9,8 @@
 | mesh | everybody puts all of it to everybody and reduces all of it | (W - 1) n | 2 W n | ranks 0, 1, .. |
 | two_shot | a reduce-scatter, whose results go to everybody | 2 (W - 1) n / W | 2 n | ranks 0, 1, .. |
 | ring | the same in 2 (W - 1) steps, each to the right neighbour | 2 (W - 1) n / W | 2 n, 3 n for 16-bit types | see below |
+| flagged | as mesh; each word carries the number of its call (all_reduce_flagged.py) | 2 (W - 1) n | 4 W n | ranks 0, 1, .. |
+| pipelined | as mesh; half of the programs put, half reduce (all_reduce_pipelined.py) | (W - 1) n | 2 W n | ranks 0, 1, .. |
 
 mesh has the least latency: one trip. two_shot has two, ring 2 (W - 1). In two_shot and ring rank s is the one that reduces
 share s (of W equal ones, but for the end), rounds it once and hands it out. The ring reduces share s in the order of ranks
@@ -37,14 +39,22 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+import triton_dist
 from triton_dist import language as dl
+from triton_dist import shmem
 
+from . import torch_ops
+from .all_reduce_flagged import AllReduceFlagged
+from .all_reduce_pipelined import AllReducePipelined
 from .arguments import need
 from .channels import ChannelContext, end_epoch, next_epoch, round_up
-from .operator_context import begin
+from .operator_context import begin, operands_of, passed_before
 from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
 
-METHODS = ("mesh", "two_shot", "ring")
+METHODS = ("mesh", "two_shot", "ring", "flagged", "pipelined")
+FLAGGED_BYTES = 512 << 10  # that a rank sends, up to which `flagged` is the fastest on NVLink
+KERNELS = METHODS[:3]  # of this file
+PIPELINED_RANKS = 2  # up to which sending everything to everybody costs no more than two shots
 
 
 @triton.jit
@@ -216,29 +226,59 @@ class AllReduceContext(ChannelContext):
     """What `all_reduce` needs besides its operands. Made by `create_all_reduce_context`."""
 
     def __init__(self, max_elements, dtype, method, team, programs, block):
-        problem = None if method in METHODS else f"method is {method!r}: give one of {', '.join(METHODS)}"
+        known = method is None or method in METHODS
+        problem = None if known else f"method is {method!r}: give one of {', '.join(METHODS)}"
+        if method == "flagged" and isinstance(dtype, torch.dtype) and dtype.itemsize not in (2, 4):
+            problem = f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}"
         super().__init__("all_reduce", max_elements, dtype, need_number, team, programs, block, f"{method!r}, ", problem)
-        self.method = method
+        max_elements = self.max_elements
+        if method is None:
+            tuned = programs is not None or block is not None
+            method = "mesh" if tuned or triton_dist.backend != "nvidia" else "by size"
+        self.method, self.flagged, self.pipelined = method, None, None
         world = self.num_ranks
-        if method == "mesh":
+        if method == "flagged":
+            self.flagged = AllReduceFlagged(self, max_elements, block)
+        elif method == "pipelined":
+            self.pipelined = AllReducePipelined(self, max_elements, programs, block)
+        elif method == "by size":
+            if dtype.itemsize in (2, 4):
+                self.flagged = AllReduceFlagged(self, min(max_elements, self.flagged_elements()))
+            # chosen by the largest team, so that all ranks allocate alike
+            if max(shmem.gather("create_all_reduce_context: ranks", world)) <= PIPELINED_RANKS:
+                self.pipelined = AllReducePipelined(self, max_elements)
+            else:
+                self.method = "two_shot"
+        if self.method == "mesh":
             self.buffers = [self.tensor((2, world, self.slot), dtype), self.signals(self.programs * world)]
             return
         self.slot = share_of(max_elements, world)
-        if method == "two_shot":
+        if self.method == "two_shot":
             self.buffers = [self.tensor((world, self.slot), dtype) for _ in range(2)]
             self.buffers += [self.signals(self.programs * world) for _ in range(2)]
-        else:
+        elif self.method == "ring":
             self.buffers = [self.tensor((world - 1, self.slot), kind) for kind in (accumulator(dtype), dtype)]
             self.buffers.append(self.signals(self.programs * 2 * (world - 1)))
 
+    def flagged_elements(self):
+        return FLAGGED_BYTES // max(self.num_ranks - 1, 1) // self.dtype.itemsize
 
-def create_all_reduce_context(max_elements, dtype, method="mesh", team=0, programs=None, block=None):
+    def special(self, n):
+        """The method for a message of n elements that is no kernel of this file, or None. The same on all ranks."""
+        if self.flagged and self.flagged.takes(n) and (self.method == "flagged" or n <= self.flagged_elements()):
+            return self.flagged
+        return self.pipelined
+
+
+def create_all_reduce_context(max_elements, dtype, method=None, team=0, programs=None, block=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
         max_elements: most elements of a call, 0 or more.
         dtype: torch.float16, bfloat16, float32, int32 or int64.
-        method: "mesh", "two_shot" or "ring"; see the top of this file.
+        method: "mesh", "two_shot", "ring", "flagged" (whole 32-bit words of 2- and 4-byte dtypes) or "pipelined"; see the top
+            of this file. None: on nvidia, unless programs or block is given, flagged for short messages, for long ones
+            pipelined between two ranks and two_shot between more; else mesh.
         team, programs, block: see `create_all_gather_context`.
 
     Symmetric memory: 2 * num_ranks * max_elements elements for mesh; for two_shot twice, for ring at most twice (sums in
@@ -246,7 +286,7 @@ def create_all_reduce_context(max_elements, dtype, method="mesh", team=0, progra
     two_shot and ring.
     Errors: as `create_all_gather_context`.
     """
-    return AllReduceContext(max_elements, dtype, method, team, programs, block)
+    return torch_ops.register(AllReduceContext(max_elements, dtype, method, team, programs, block))
 
 
 def all_reduce(x, context, op="sum", out=None):
@@ -263,21 +303,28 @@ def all_reduce(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("all_reduce", AllReduceContext, context, x=x, out=out)
-    need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.all_reduce(x, context.number, op)
+    if op not in OPS or not passed_before(context, operands_of(x, out)):
+        begin("all_reduce", AllReduceContext, context, x=x, out=out)
+        need("all_reduce", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
+        if out is None:
+            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        context.check(x, out, x.shape, x.numel(), op=op)
     n, world = x.numel(), context.num_ranks
-    context.check(x, out, x.shape, n, op=op)
-    constants = dict(OP=op, **context.constants)
     if n == 0:
         return out
     if world == 1:
         return out.copy_(x)
+    if special := context.special(n):
+        special(x, out, op)
+        return out
+    need("all_reduce", context.method in KERNELS, f"x has {n} elements, which the method {context.method} does not take")
     if context.method == "mesh":
-        mesh_kernel[context.grid(n)](x, out, *context.buffers, context.epochs, n, context.slot, context.table, **constants)
+        context.launch(mesh_kernel, n, (x, out, *context.buffers, context.epochs, n, context.slot, context.table), OP=op)
         return out
     share = share_of(n, world)
     kernel = two_shot_kernel if context.method == "two_shot" else ring_kernel
-    kernel[context.grid(share)](x, out, *context.buffers, context.epochs, n, share, context.slot, context.table, **constants)
+    arguments = (x, out, *context.buffers, context.epochs, n, share, context.slot, context.table)
+    context.launch(kernel, share, arguments, OP=op)
     return out

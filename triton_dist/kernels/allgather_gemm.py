@@ -12,6 +12,9 @@ with a product in it would count twice on Ascend), and only grows, over chunks a
 be taken for a later one's, and there is no barrier between calls. The count of chunks so far lies in device memory, one word
 a program, so that a captured graph replays right.
 
+That is the method `kernel`. There are two more, for the device's own product library: `streams`
+(allgather_gemm_streams.py) and `sequence`, an all_gather and then one product, for messages of few bytes.
+
 A slot is written again only when `done` says that every program of its reader has finished the round that used it last;
 a program waits for at most round r - 1 of its peers before it has put round r + 1, so nobody waits in a circle.
 """
@@ -24,19 +27,28 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 
+from . import torch_ops
+from .all_gather import all_gather, create_all_gather_context
+from .allgather_gemm_streams import AllGatherGemmStreams
 from .arguments import (
     FLOATS,
     LAUNCH_OPTIONS,
     checked_config,
+    checked_method,
+    chosen_method,
     device_programs,
     need,
     need_apart,
     need_dtype,
     need_int,
     need_operand,
+    without_gradients,
 )
 from .gemm_tile import store_tile, tile_product
-from .operator_context import OperatorContext, agreement, begin
+from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
+
+METHODS = ("kernel", "streams", "sequence")
+SEQUENCE_BYTES = 4 << 20  # a shard up to which an all-gather by a kernel beats a copy engine's
 
 
 @triton.jit
@@ -134,16 +146,51 @@ def default_config(dtype):
     return tiles, device_programs()
 
 
+class AllGatherGemmSequence:
+    """The method `sequence`: all_gather into a buffer of this rank, then torch's product of all rows."""
+
+    def __init__(self, owner, M, K, dtype):
+        self.context = create_all_gather_context(M * K, dtype, owner.team)
+        self.gathered = torch.empty(owner.num_ranks * M, K, dtype=dtype, device=owner.device)
+
+    def __call__(self, a, b, out):
+        all_gather(a, self.context, self.gathered)
+        torch.mm(self.gathered, b, out=out)
+
+
+class AllGatherGemmKernel:
+    """The method `kernel`."""
+
+    def __init__(self, owner, M, K, dtype, config, programs):
+        self.M, self.K, self.config, self.programs, self.table = M, K, config, programs, owner.table
+        self.staging = owner.tensor((config["NUM_BUFFERS"], owner.num_ranks, config["CHUNK_M"], K), dtype)
+        self.ready = owner.signals(owner.num_ranks * programs)
+        self.done = owner.signals(owner.num_ranks * programs)
+        self.epochs = owner.local(programs)
+
+    def __call__(self, a, b, out):
+        allgather_gemm_kernel[(self.programs,)](
+            a, b, out, self.staging, self.ready, self.done, self.epochs, self.M, b.shape[1], self.K,
+            b.stride(0), b.stride(1), out.stride(0), self.table, **self.config,
+            EVEN_K=self.K % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
+
+
 class AllGatherGemmContext(OperatorContext):
     """What `allgather_gemm` needs besides its operands. Made by `create_allgather_gemm_context`."""
 
-    def __init__(self, M, K, dtype, team, config, programs):
+    def __init__(self, M, K, dtype, team, config, programs, method):
         super().__init__("allgather_gemm", team)
-        self.M, self.K, self.dtype, self.config, self.programs = M, K, dtype, config, programs
-        self.staging = self.tensor((config["NUM_BUFFERS"], self.num_ranks, config["CHUNK_M"], K), dtype)
-        self.ready = self.signals(self.num_ranks * programs)
-        self.done = self.signals(self.num_ranks * programs)
-        self.epochs = self.local(programs)
+        self.M, self.K, self.dtype, self.method = M, K, dtype, method
+        if method == "kernel":
+            self.run = AllGatherGemmKernel(self, M, K, dtype, config, programs)
+        else:
+            self.run = (AllGatherGemmStreams if method == "streams" else AllGatherGemmSequence)(self, M, K, dtype)
+
+    def free(self):
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -160,10 +207,10 @@ class AllGatherGemmContext(OperatorContext):
         fit(a.is_contiguous(), f"a has strides {a.stride()}; chunks are put as they lie: pass a.contiguous()")
         fit(out.stride(1) == 1 or out.shape[1] <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
         need_apart("allgather_gemm", out, dict(a=a, b=b))
-        self.agree("allgather_gemm", "")
+        self.agree("allgather_gemm", "", a, b, out)
 
 
-def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None):
+def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=None, method=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
@@ -173,11 +220,14 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
+        method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
+            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" for shards
+            of up to 4 MiB, else "streams"; elsewhere "kernel".
 
-    Lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions.
-    Then make a new one.
+    kernel lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions. Then make a new one.
 
-    Symmetric memory: NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * num_ranks * programs signals.
+    Symmetric memory: kernel NUM_BUFFERS * num_ranks * CHUNK_M * K elements and 2 * num_ranks * programs signals; streams
+    num_ranks * M * K elements, sequence twice that (and as much of this rank's own), and some signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -185,10 +235,15 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
     with agreement(name, team) as agreed:
         need_dtype(name, dtype, FLOATS)
         M, K = need_int(name, "M", M), need_int(name, "K", K)
+        checked_method(name, method, METHODS, config, programs)
+        given = config, programs
         least = dict(NUM_BUFFERS=2)  # with one buffer every rank would wait for the others to read it first
         config, programs = checked_config(name, default_config(dtype), config, programs, LAUNCH_OPTIONS, least)
-        agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}"
-    return AllGatherGemmContext(M, K, dtype, team, config, programs)
+        agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r}"
+    if method is None:
+        suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
+        method = chosen_method(name, METHODS, suited, *given)
+    return torch_ops.register(AllGatherGemmContext(M, K, dtype, team, config, programs, method))
 
 
 def allgather_gemm(a, b, context, out=None):
@@ -200,20 +255,20 @@ def allgather_gemm(a, b, context, out=None):
         context: of `create_allgather_gemm_context`.
         out: [M * num_ranks, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
-    Returns: out. fp32 accumulation, one rounding; the same bits every time.
+    Returns: out. fp32 accumulation, one rounding; the same bits every time. (streams and sequence multiply as torch.mm does,
+    under torch's settings for reduced precision.)
     All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated, and there is
     no host synchronisation: the call can be captured in a CUDA graph. `a` may be changed once the call is complete on
     this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("allgather_gemm", AllGatherGemmContext, context, a=a, b=b, out=out)
-    if out is None:
-        columns = b.shape[-1] if b.dim() else 1
-        out = torch.empty(context.M * context.num_ranks, columns, dtype=context.dtype, device=context.device)
-    context.check(a, b, out)
-    allgather_gemm_kernel[(context.programs,)](
-        a, b, out, context.staging, context.ready, context.done, context.epochs, context.M, b.shape[1], context.K,
-        b.stride(0), b.stride(1), out.stride(0), context.table, **context.config,
-        EVEN_K=context.K % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.allgather_gemm(a, b, context.number)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("allgather_gemm", AllGatherGemmContext, context, a=a, b=b, out=out)
+        if out is None:
+            columns = b.shape[-1] if b.dim() else 1
+            out = torch.empty(context.M * context.num_ranks, columns, dtype=context.dtype, device=context.device)
+        context.check(a, b, out)
+    context.run(*without_gradients(a, b), out)
     return out

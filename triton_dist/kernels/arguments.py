@@ -8,6 +8,7 @@ from triton_dist import shmem
 from triton_dist.shmem.world import as_int
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+KERNEL_METHODS = ("kernel", "one_shot", "two_shot")  # portable kernels of this library, which can be tuned
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages")  # of triton, that a config may have besides constexprs
 
@@ -36,6 +37,11 @@ def need_int(call, name, value, least=0):
 
 def need_dtype(call, dtype, dtypes):
     need(call, dtype in dtypes, f"dtype is {dtype}: give one of {', '.join(map(str, dtypes))}")
+
+
+def without_gradients(*tensors):
+    """The tensors, detached where torch would refuse an `out` for the sake of gradients, which the operators do not have."""
+    return [x.detach() if x.requires_grad else x for x in tensors]
 
 
 def need_words(call, dtype):
@@ -120,3 +126,20 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
         need(call, power, f"{name} is {value}: give a power of two")
     programs = settled.pop("programs")
     return settled, programs
+
+
+def checked_method(call, method, methods, config, programs):
+    """ValueError unless `method` is None or one of `methods`, and takes the user's config and programs, if any."""
+    need(call, method is None or method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
+    fits = method is None or method in KERNEL_METHODS or (config is None and programs is None)
+    need(call, fits, f"config and programs are for the methods {', '.join(KERNEL_METHODS)}; the method {method} takes neither")
+
+
+def chosen_method(call, methods, suited, config, programs):
+    """The method where the user left it open: the one that suits the size on nvidia, unless config or programs is given or the
+    teams of the heap would choose differently (they allocate alike); else the portable kernel. Collective over all ranks of
+    the heap on nvidia."""
+    if triton_dist.backend != "nvidia":
+        return methods[0]
+    suited = methods[0] if config is not None or programs is not None else suited
+    return suited if len(set(shmem.gather(f"{call}: method", suited))) == 1 else methods[0]

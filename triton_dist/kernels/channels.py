@@ -14,6 +14,7 @@ import triton.language as tl
 import triton_dist
 
 from .arguments import device_programs, need, need_int, need_operand, overlap
+from .launch import Launcher
 from .operator_context import OperatorContext, agreement
 
 ALIGN = 16  # elements to which slots and shares are rounded up, so that each begins on 16 bytes
@@ -75,10 +76,19 @@ class ChannelContext(OperatorContext):
         self.constants = dict(CHANNELS=programs, WORLD=self.num_ranks, BLOCK=block)
         if triton_dist.backend == "nvidia":
             self.constants["num_warps"] = 8
+        self.launchers = {}
 
     def grid(self, elements):
         """Channels that have a block when the longest message has `elements`."""
         return (min(self.programs, -(-elements // self.block)),)
+
+    def launch(self, kernel, elements, arguments, **constants):
+        """Runs a kernel whose longest message has `elements`; its last constexprs are CHANNELS, WORLD and BLOCK."""
+        options = {name: value for name, value in self.constants.items() if name == "num_warps"}
+        constants.update((name, self.constants[name]) for name in ("CHANNELS", "WORLD", "BLOCK"))
+        if kernel not in self.launchers:
+            self.launchers[kernel] = Launcher(kernel)
+        self.launchers[kernel]((*self.grid(elements), 1, 1), arguments, constants, **options)
 
     def check(self, x, out, out_shape, n, own=None, **alike):
         """Raises ValueError, naming rank and values, unless the operands fit. `n` is counted against max_elements; `own`
@@ -96,4 +106,4 @@ class ChannelContext(OperatorContext):
             self.name, same or not overlap(x, out),
             "x and out overlap, and x is not where its own part of out is",
         )  # fmt: skip
-        self.agree(self.name, ", ".join([f"x of {list(x.shape)}", *(f"{k}={v!r}" for k, v in alike.items())]))
+        self.agree(self.name, ", ".join([f"x of {list(x.shape)}", *(f"{k}={v!r}" for k, v in alike.items())]), x, out)

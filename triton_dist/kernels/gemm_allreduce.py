@@ -25,6 +25,10 @@ sends (W - 1) / W of M * N fp32 values and as many results: the least traffic. W
 of a rank ends a call when it has seen all results of p's tiles, and an owner sends one after it has read the partial tiles
 behind it, so in the next call the staging slots are free. An owner sends a result of the next call after it has seen that
 call's partial tile of every peer, whose program p has thus ended this call and read the gathered buffer.
+Three more methods let partial sums travel in the operands' dtype, as torch.distributed's do: `tma`, a kernel for NVIDIA GPUs
+(gemm_allreduce_tma.py); `streams`, products by torch and copies by copy engines (gemm_allreduce_streams.py); and `sequence`,
+torch's product and then an all_reduce, for results of few bytes.
+
 Nobody waits in a circle: one_shot puts before it waits, and puts wait for nothing; so do two_shot's partial tiles, its
 results wait for partial tiles alone, its end for results alone.
 """
@@ -36,12 +40,18 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
+from . import torch_ops
+from .all_reduce import all_reduce, create_all_reduce_context
+from .arguments import without_gradients
+from .gemm_allreduce_streams import GemmAllReduceStreams
+from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
 from .gemm_tile import store_tile, tile_product
-from .operator_context import OperatorContext, begin
+from .operator_context import OperatorContext, begin, operands_of, passed_before
 
-METHODS = ("one_shot", "two_shot")
+METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
 SLOTS = tl.constexpr(4)
+STREAMS_BYTES = 128 << 20  # of a rank's rows, from which products of the library and copy engines win
 
 
 @triton.jit
@@ -157,51 +167,92 @@ def reference(a, b, group=None):
     return total.to(a.dtype)
 
 
+class GemmAllReduceSequence:
+    """The method `sequence`: torch's product, then all_reduce."""
+
+    def __init__(self, owner, M, N, dtype):
+        self.context = create_all_reduce_context(M * N, dtype, None, owner.team)
+        self.product, self.result = (torch.empty(M, N, dtype=dtype, device=owner.device) for _ in range(2))
+
+    def __call__(self, a, b, out):
+        torch.mm(a, b, out=self.product)
+        if out.is_contiguous():
+            all_reduce(self.product, self.context, "sum", out)
+        else:
+            out.copy_(all_reduce(self.product, self.context, "sum", self.result))
+
+
+class GemmAllReduceKernel:
+    """The methods `one_shot` and `two_shot`."""
+
+    def __init__(self, owner, M, N, dtype, config, programs):
+        self.M, self.N, self.config, self.table = M, N, config, owner.table
+        world, tile = owner.num_ranks, (config["BLOCK_M"], config["BLOCK_N"])
+        tiles = triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1])
+        self.programs = max(min(programs, tiles), 1)
+
+        def slots(shape, dtype):
+            """Slots, and the signals that go with them."""
+            return owner.tensor(shape, dtype), owner.signals(world * self.programs)
+
+        if owner.method == "one_shot":
+            self.kernel = gemm_allreduce_one_shot_kernel
+            self.buffers = slots((world, min(self.programs, tiles), SLOTS.value, *tile), torch.float32)
+        else:
+            self.kernel, shape = gemm_allreduce_two_shot_kernel, (world, triton.cdiv(tiles, world), *tile)
+            self.buffers = (*slots(shape, torch.float32), *slots(shape, dtype))
+        self.calls = owner.local(self.programs)
+
+    def __call__(self, a, b, out):
+        self.kernel[(self.programs,)](
+            a, b, out, *self.buffers, self.calls, self.M, self.N, a.shape[1],
+            *a.stride(), *b.stride(), out.stride(0), self.table, **self.config,
+            EVEN_K=a.shape[1] % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
+
+
 class GemmAllReduceContext(OperatorContext):
     """What `gemm_allreduce` needs besides its operands. Made by `create_gemm_allreduce_context`."""
 
     def __init__(self, M, N, dtype, method, team, config, programs):
         super().__init__("gemm_allreduce", team)
-        self.M, self.N, self.dtype, self.method, self.config = M, N, dtype, method, config
-        world = self.num_ranks
-        block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
-        tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
-        self.programs = max(min(programs, tiles), 1)
-        if method == "one_shot":
-            shape = (world, min(self.programs, tiles), SLOTS.value, block_m, block_n)
-            self.buffers = self._tiles(shape, torch.float32)
+        self.M, self.N, self.dtype, self.method = M, N, dtype, method
+        if method in ("one_shot", "two_shot"):
+            self.run = GemmAllReduceKernel(self, M, N, dtype, config, programs)
         else:
-            shard = triton.cdiv(tiles, world)
-            shape = (world, shard, block_m, block_n)
-            self.buffers = (*self._tiles(shape, torch.float32), *self._tiles(shape, dtype))
-        self.calls = self.local(self.programs)
+            made = dict(tma=GemmAllReduceTma, streams=GemmAllReduceStreams, sequence=GemmAllReduceSequence)
+            self.run = made[method](self, M, N, dtype)
 
-    def _tiles(self, shape, dtype):
-        """(slots, the signals that go with them)."""
-        return self.tensor(shape, dtype), self.signals(self.num_ranks * self.programs)
+    def free(self):
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
 
-def create_gemm_allreduce_context(M, N, dtype, method="two_shot", team=0, config=None, programs=None):
+def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None, programs=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
         M, N: rows and columns of the sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
-        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic). Both give the same bits.
+        method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
+            "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
+            given, as for `create_gemm_reduce_scatter_context`, with streams from 128 MiB on; elsewhere "two_shot".
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
     Symmetric memory: one_shot 4 * num_ranks * programs tiles of BLOCK_M * BLOCK_N in fp32 and num_ranks * programs
     signals; two_shot M * N elements (rounded up to tiles, their number to num_ranks) both in fp32 and in dtype, and twice
-    as many signals.
+    as many signals; tma 4 * M * N elements, streams 2 * M * N, sequence 2 * num_ranks * M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    problem = None if method in METHODS else f"method is {method!r}: give one of {', '.join(METHODS)}"
-    M, N, config, programs = settle(name, M, N, dtype, team, config, programs, f", method={method}", problem)
-    return GemmAllReduceContext(M, N, dtype, method, team, config, programs)
+    M, N, config, programs, method = settle(
+        name, M, N, dtype, team, config, programs, method, METHODS, STREAMS_BYTES
+    )
+    return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 
 
 def gemm_allreduce(a, b, context, out=None):
@@ -213,21 +264,20 @@ def gemm_allreduce(a, b, context, out=None):
         context: of `create_gemm_allreduce_context`.
         out: [M, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
-    Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits on every
-    rank and every time.
+    Returns: out, the same bits on every rank and every time. one_shot and two_shot: fp32 accumulation, partial products
+    added in rank order in fp32, one rounding. The others: each peer's product is rounded, and the sum in fp32 (streams and
+    sequence multiply as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("gemm_allreduce", GemmAllReduceContext, context, a=a, b=b, out=out)
-    if out is None:
-        out = torch.empty(context.M, context.N, dtype=context.dtype, device=context.device)
-    check_operands("gemm_allreduce", context, a, b, out, context.M)
-    kernel = gemm_allreduce_one_shot_kernel if context.method == "one_shot" else gemm_allreduce_two_shot_kernel
-    kernel[(context.programs,)](
-        a, b, out, *context.buffers, context.calls, context.M, context.N, a.shape[1],
-        *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
-        EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.gemm_allreduce(a, b, context.number)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("gemm_allreduce", GemmAllReduceContext, context, a=a, b=b, out=out)
+        if out is None:
+            out = torch.empty(context.M, context.N, dtype=context.dtype, device=context.device)
+        check_operands("gemm_allreduce", context, a, b, out, context.M)
+    context.run(*without_gradients(a, b), out)
     return out

@@ -20,6 +20,10 @@ number of calls that program p of rank d has finished. No value of an earlier ca
 is no barrier between calls. The number of calls so far lies in device memory, one word a program, so that a captured
 graph replays right.
 
+That is the method `kernel`. There are three more, whose partial sums travel in the operands' dtype, as torch.distributed's
+do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams`, products by torch and copies by copy engines
+(gemm_reduce_scatter_streams.py); and `sequence`, torch's product and then a reduce_scatter, for results of few bytes.
+
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
 a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
 all that it owes to others.
@@ -32,20 +36,34 @@ import triton.language as tl
 
 import triton_dist
 from triton_dist import language as dl
+from triton_dist import shmem
 
+from . import torch_ops
 from .arguments import (
     FLOATS,
     LAUNCH_OPTIONS,
     checked_config,
+    checked_method,
+    chosen_method,
     device_programs,
     need,
     need_apart,
     need_dtype,
     need_int,
     need_operand,
+    without_gradients,
 )
+from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
+from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import store_tile, tile_product
-from .operator_context import OperatorContext, agreement, begin
+from .gemm_tma import CONFIG
+from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
+from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
+
+METHODS = ("kernel", "tma", "streams", "sequence")
+STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
+TILES = 64  # of all ranks, from which the method tma has work for enough of the device
+ROWS = 64  # of a rank, from which its tiles are not mostly empty
 
 
 @triton.jit
@@ -140,34 +158,86 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, more="", problem=None):
-    """(M, N, config, programs) of a context for [M, N] results, the defaults filled in; ValueError for what is not supported,
-    CollectiveMismatchError when ranks differ; before anything is allocated. `more`: further arguments on which the ranks
-    agree; `problem`: what is wrong with those, or None."""
+def settle(function, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
+    """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
+    supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     with agreement(function, team) as agreed:
-        need(function, problem is None, problem)
+        checked_method(function, method, methods, config, programs)
         need_dtype(function, dtype, FLOATS)
         M, N = need_int(function, "M", M), need_int(function, "N", N)
+        world = shmem.team_n_pes(team)
+        tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
+        need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
+        given = config, programs
         config, programs = checked_config(function, default_config(dtype), config, programs, LAUNCH_OPTIONS)
-        agreed.on = f"M={M}, N={N}, {dtype}{more}, config={config}, programs={programs}"
-    return M, N, config, programs
+        agreed.on = f"M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r}"
+    if method is None:
+        shard = triton.cdiv(M, world)
+        tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
+        large = shard * N * dtype.itemsize >= streams_bytes
+        suited = "streams" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
+        method = chosen_method(function, methods, suited, *given)
+    return M, N, config, programs, method
+
+
+class GemmReduceScatterSequence:
+    """The method `sequence`: torch's product of all rows, then reduce_scatter."""
+
+    def __init__(self, owner, M, N, dtype):
+        shard = triton.cdiv(M, owner.num_ranks)
+        self.context = create_reduce_scatter_context(shard * N, dtype, owner.team)
+        rows = owner.num_ranks * shard  # the last ranks may have fewer
+        self.product = torch.zeros(rows, N, dtype=dtype, device=owner.device)
+        self.result = self.product.new_empty(shard, N)
+        self.own_rows = self.product[:M]
+
+    def __call__(self, a, b, out):
+        torch.mm(a, b, out=self.own_rows)
+        if out.is_contiguous() and out.shape == self.result.shape:
+            reduce_scatter(self.product, self.context, "sum", out)
+        else:
+            out.copy_(reduce_scatter(self.product, self.context, "sum", self.result)[: out.shape[0]])
+
+
+class GemmReduceScatterKernel:
+    """The method `kernel`."""
+
+    def __init__(self, owner, M, N, config, programs):
+        self.M, self.N, self.config, self.table = M, N, config, owner.table
+        world, tile = owner.num_ranks, (config["BLOCK_M"], config["BLOCK_N"])
+        slots = triton.cdiv(triton.cdiv(M, world), tile[0]) * triton.cdiv(N, tile[1])
+        self.programs = max(min(programs, world * slots), 1)
+        self.staging = owner.tensor((world, slots, *tile), torch.float32)
+        self.ready = owner.signals(world * self.programs)
+        self.done = owner.signals(world * self.programs)
+        self.calls = owner.local(self.programs)
+
+    def __call__(self, a, b, out):
+        gemm_reduce_scatter_kernel[(self.programs,)](
+            a, b, out, self.staging, self.ready, self.done, self.calls, self.M, self.N, a.shape[1],
+            *a.stride(), *b.stride(), out.stride(0), self.table, **self.config,
+            EVEN_K=a.shape[1] % self.config["BLOCK_K"] == 0,
+        )  # fmt: skip
 
 
 class GemmReduceScatterContext(OperatorContext):
     """What `gemm_reduce_scatter` needs besides its operands. Made by `create_gemm_reduce_scatter_context`."""
 
-    def __init__(self, M, N, dtype, team, config, programs):
+    def __init__(self, M, N, dtype, team, config, programs, method):
         super().__init__("gemm_reduce_scatter", team)
-        self.M, self.N, self.dtype, self.config = M, N, dtype, config
+        self.M, self.N, self.dtype, self.method = M, N, dtype, method
         shard = triton.cdiv(M, self.num_ranks)
         self.rows = max(min(shard, M - self.rank * shard), 0)  # of this rank's result
-        slots = triton.cdiv(shard, config["BLOCK_M"]) * triton.cdiv(N, config["BLOCK_N"])
-        self.programs = max(min(programs, self.num_ranks * slots), 1)
-        tile = (config["BLOCK_M"], config["BLOCK_N"])
-        self.staging = self.tensor((self.num_ranks, slots, *tile), torch.float32)
-        self.ready = self.signals(self.num_ranks * self.programs)
-        self.done = self.signals(self.num_ranks * self.programs)
-        self.calls = self.local(self.programs)
+        if method == "kernel":
+            self.run = GemmReduceScatterKernel(self, M, N, config, programs)
+        else:
+            made = dict(tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, sequence=GemmReduceScatterSequence)
+            self.run = made[method](self, M, N, dtype)
+
+    def free(self):
+        super().free()
+        if self.method == "sequence":
+            self.run.context.free()
 
     def check(self, a, b, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -188,10 +258,10 @@ def check_operands(function, context, a, b, out, rows):
         need_operand(function, name, tensor, context.dtype, context.device)
     fit(out.stride(1) == 1 or N <= 1, f"out has strides {out.stride()}; its rows must be contiguous")
     need_apart(function, out, dict(a=a, b=b))
-    context.agree(function, "")
+    context.agree(function, "", a, b, out)
 
 
-def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None):
+def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, programs=None, method=None):
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
     Args:
@@ -200,14 +270,19 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
+        method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
+            programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
+            None: on nvidia, unless config or programs is given, "streams" where a rank's rows have 16 MiB or more, else
+            "tma" where it can and has 64 tiles or more, else "sequence"; elsewhere "kernel".
 
-    Symmetric memory: fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
-    2 * num_ranks * programs signals.
+    Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
+    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
-    M, N, config, programs = settle("create_gemm_reduce_scatter_context", M, N, dtype, team, config, programs)
-    return GemmReduceScatterContext(M, N, dtype, team, config, programs)
+    name = "create_gemm_reduce_scatter_context"
+    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    return torch_ops.register(GemmReduceScatterContext(M, N, dtype, team, config, programs, method))
 
 
 def gemm_reduce_scatter(a, b, context, out=None):
@@ -220,19 +295,19 @@ def gemm_reduce_scatter(a, b, context, out=None):
         out: [rows, N] with contiguous rows, written, no overlap with a and b; None: a new tensor. Rank r of the team has rows
             r * S to min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
-    Returns: out. fp32 accumulation, partial products added in rank order in fp32, one rounding; the same bits every time.
+    Returns: out, the same bits every time. kernel: fp32 accumulation, partial products added in rank order in fp32, one
+    rounding. The others: each peer's product is rounded, the sum in fp32 once more (streams and sequence multiply as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("gemm_reduce_scatter", GemmReduceScatterContext, context, a=a, b=b, out=out)
-    if out is None:
-        out = torch.empty(context.rows, context.N, dtype=context.dtype, device=context.device)
-    context.check(a, b, out)
-    gemm_reduce_scatter_kernel[(context.programs,)](
-        a, b, out, context.staging, context.ready, context.done, context.calls, context.M, context.N, a.shape[1],
-        *a.stride(), *b.stride(), out.stride(0), context.table, **context.config,
-        EVEN_K=a.shape[1] % context.config["BLOCK_K"] == 0,
-    )  # fmt: skip
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.gemm_reduce_scatter(a, b, context.number)
+    if not passed_before(context, operands_of(a, b, out)):
+        begin("gemm_reduce_scatter", GemmReduceScatterContext, context, a=a, b=b, out=out)
+        if out is None:
+            out = torch.empty(context.rows, context.N, dtype=context.dtype, device=context.device)
+        context.check(a, b, out)
+    context.run(*without_gradients(a, b), out)
     return out

@@ -43,8 +43,8 @@ from .operator_context import OperatorContext, agreement, begin
 @triton.jit
 def moe_combine_kernel(
     y, weights, out, origin, number, rows, returned, filled, read, epochs,
-    T, H, topk, max_tokens, stride_y, stride_wt, stride_wk, stride_out, ctx,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    T, H, max_tokens, stride_y, stride_wt, stride_wk, stride_out, ctx,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, TOPK: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -60,8 +60,8 @@ def moe_combine_kernel(
         row = start + lane
         valid = row < n
         came = tl.load(origin + row, mask=valid, other=0)
-        peer = came // (max_tokens * topk)
-        slot = (came - peer * (max_tokens * topk)).to(tl.int64)
+        peer = came // (max_tokens * TOPK)
+        slot = (came - peer * (max_tokens * TOPK)).to(tl.int64)
         to = dl.symm_at(free + slot * H, peer, ctx)
         of = y + row.to(tl.int64) * stride_y
         for first in range(0, H, BLOCK_H):
@@ -80,11 +80,11 @@ def moe_combine_kernel(
         for first in range(0, H, BLOCK_H):
             inside = (t < T)[:, None] & (first + h < H)[None, :]
             acc = tl.zeros((BLOCK_T, BLOCK_H), tl.float32)
-            for j in range(0, topk):
+            for j in tl.static_range(TOPK):  # unrolled: the loads of all slots are on their way together
                 # Loads are masked by ranges alone: with another mask Ascend reads all lanes, past the end too, and chooses.
-                kept = (tl.load(number + t * topk + j, mask=t < T, other=-1) >= 0) & (n >= 0)
+                kept = (tl.load(number + t * TOPK + j, mask=t < T, other=-1) >= 0) & (n >= 0)
                 weight = tl.load(weights + t * stride_wt + j * stride_wk, mask=t < T, other=0.0)
-                at = returned + (t * topk + j)[:, None] * H + (first + h)[None, :]
+                at = returned + (t * TOPK + j)[:, None] * H + (first + h)[None, :]
                 tile = tl.load(at, mask=inside, other=0.0).to(tl.float32)
                 acc += tl.where(kept[:, None], weight[:, None] * tile, 0.0)
             acc = tl.where(n < 0, float("nan"), acc)
@@ -111,8 +111,11 @@ def reference(x, topk_ids, weights, expert, num_experts):
 def default_config():
     """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
     so there are no more of them than the device runs at a time."""
-    cpu = triton_dist.backend == "cpu"
-    return dict(BLOCK_T=64, BLOCK_H=1024) if cpu else dict(BLOCK_T=8, BLOCK_H=512), device_programs()
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_T=64, BLOCK_H=1024), device_programs()
+    if triton_dist.backend == "nvidia":  # whole rows, two programs a multiprocessor
+        return dict(BLOCK_T=1, BLOCK_H=4096, num_warps=8), 2 * device_programs()
+    return dict(BLOCK_T=8, BLOCK_H=512), device_programs()
 
 
 class MoeCombineContext(OperatorContext):
@@ -198,7 +201,7 @@ def moe_combine(y, weights, handle, context, out=None):
     context.check(y, weights, handle, out)
     moe_combine_kernel[(context.programs,)](
         y, weights, out, handle.origin, handle.number, handle.rows, context.returned, context.filled, context.read,
-        context.epochs, handle.num_tokens, d.H, d.topk, d.max_tokens, y.stride(0), weights.stride(0), weights.stride(1),
-        out.stride(0), context.table, **context.config,
+        context.epochs, handle.num_tokens, d.H, d.max_tokens, y.stride(0), weights.stride(0), weights.stride(1),
+        out.stride(0), context.table, **context.config, TOPK=d.topk,
     )  # fmt: skip
     return out

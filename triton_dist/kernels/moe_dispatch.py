@@ -11,8 +11,9 @@ How it works. Every program numbers its tokens' slots by expert, and its tokens 
 over programs, one line of E + W + 1 numbers a rank, go to every rank (`counts`, signal `counted[s]`: set by one program of
 rank s to the number of the call). From that matrix all ranks derive the same things: where each rank's tokens begin in every
 inbox, the row of every slot, and whether anything overflows anywhere; if so nobody sends. Then a program puts its
-tokens into the inboxes, and for every slot two words: the token's place in the inbox and where it came from. `filled[s]`
-counts rank s's programs that have done so. At last the rows are gathered from the inbox into the result.
+tokens into the inboxes, and for every slot two words: the token's place in the inbox and where it came from; tokens that
+stay here may go straight into their rows (place -1, see PLACE_OWN), while the others are on their way. `filled[s]` counts
+rank s's programs that have done so. At last the other rows are gathered from the inbox into the result.
 
 Why nothing is overwritten early, whatever the number of ranks. A rank's counts of call e say that it has finished call
 e - 1, because its calls follow one another on its stream. Inbox and maps are written in call e only after the counts of
@@ -50,11 +51,23 @@ from .moe_routing import count_slots, expert_of, expert_owners, grouped, sum_lin
 from .operator_context import OperatorContext, agreement, begin
 
 PAYLOAD_FP8 = torch.float8_e4m3fn
+# Whether a rank's own tokens go straight into their rows, and not by way of its inbox. On Ascend a store of chosen rows becomes
+# a load, a choice and a store, which would write other rows back.
+PLACE_OWN = triton_dist.backend == "nvidia"
 GROUP = 128  # columns that share an fp32 scale
 FP8_MAX = 448.0
 TINY = 2.0**-100  # a group's largest value counts as at least this: its scale must not vanish
 
 _GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constexpr(TINY)
+
+
+@triton.jit
+def _quantized(tile, T: tl.constexpr, H: tl.constexpr):
+    """(values [T, H] in units of their groups' scales, scales [T, H // 128])."""
+    grouped = tl.reshape(tile.to(tl.float32), (T, H // _GROUP, _GROUP))
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), 2), _TINY), tl.full((T, H // _GROUP), _FP8_MAX, tl.float32))
+    scaled = tl.div_rn(grouped, tl.broadcast_to(scale[:, :, None], (T, H // _GROUP, _GROUP)))
+    return tl.reshape(scaled, (T, H)), scale
 
 
 @triton.jit
@@ -66,25 +79,64 @@ def _send_rows(
     t = start + tl.arange(0, BLOCK_T)
     inside = (t < end)[:, None]
     from_row = x + t[:, None].to(tl.int64) * stride_x
-    to = at.to(tl.int64)
-    if FP8:
-        h = tl.arange(0, _GROUP)
-        groups = tl.cdiv(H, _GROUP)
-        for group in range(0, groups):
-            cols = (h + group * _GROUP)[None, :]
-            mask = goes[:, None] & (cols < H)
-            tile = tl.load(from_row + cols, mask=inside & (cols < H), other=0.0).to(tl.float32)
-            largest = tl.maximum(tl.max(tl.abs(tile), 1), _TINY)
-            scale = tl.div_rn(largest, tl.full((BLOCK_T,), _FP8_MAX, tl.float32))
-            tile = tl.div_rn(tile, tl.broadcast_to(scale[:, None], (BLOCK_T, _GROUP)))
-            dl.remote_store(inbox + to[:, None] * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
-            dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes)
-    else:
-        h = tl.arange(0, BLOCK_H)
-        for first in range(0, H, BLOCK_H):
-            cols = (first + h)[None, :]
+    to = at.to(tl.int64)[:, None]
+    h = tl.arange(0, BLOCK_H)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        mask = goes[:, None] & (cols < H)
+        if FP8:
+            groups = tl.cdiv(H, _GROUP)
+            tile, scale = _quantized(tl.load(from_row + cols, mask=inside & (cols < H), other=0.0), BLOCK_T, BLOCK_H)
+            dl.remote_store(inbox + to * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
+            group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+            dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes[:, None] & (group < groups))
+        else:
             tile = tl.load(from_row + cols, mask=inside & (cols < H))
-            tl.store(dl.symm_at(inbox, peer, ctx) + to[:, None] * H + cols, tile, mask=goes[:, None] & (cols < H))
+            tl.store(dl.symm_at(inbox, peer, ctx) + to * H + cols, tile, mask=mask)
+
+
+@triton.jit
+def _place_rows(
+    x, out, out_scales, start, end, row, here, H, stride_x,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """This rank's own tokens, straight into the rows [BLOCK_T, K_PAD] of their slots that are `here`."""
+    t = start + tl.arange(0, BLOCK_T)
+    inside = (t < end)[:, None]
+    from_row = x + t[:, None].to(tl.int64) * stride_x
+    h, slot = tl.arange(0, BLOCK_H), tl.arange(0, K_PAD)[None, :]
+    groups = tl.cdiv(H, _GROUP)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        tile = tl.load(from_row + cols, mask=inside & (cols < H), other=0.0)
+        if FP8:
+            scaled, scale = _quantized(tile, BLOCK_T, BLOCK_H)
+            tile = scaled.to(out.dtype.element_ty)
+        for j in tl.static_range(K_PAD):
+            to = tl.sum(tl.where((slot == j) & here, row, 0), 1).to(tl.int64)[:, None]
+            wanted = (tl.sum(((slot == j) & here).to(tl.int32), 1) > 0)[:, None]
+            tl.store(out + to * H + cols, tile, mask=wanted & (cols < H))
+            if FP8:
+                group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+                tl.store(out_scales + to * groups + group, scale, mask=wanted & (group < groups))
+
+
+@triton.jit
+def _gather_rows(
+    out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H: tl.constexpr, FP8: tl.constexpr
+):
+    """The inbox's places `at` into the valid ones of the rows."""
+    of, to = tl.maximum(at, 0).to(tl.int64)[:, None], row.to(tl.int64)[:, None]
+    h = tl.arange(0, BLOCK_H)
+    for first in range(0, H, BLOCK_H):
+        mask = valid[:, None] & (first + h < H)[None, :]
+        tl.store(out + to * H + (first + h)[None, :], tl.load(inbox + of * H + (first + h)[None, :], mask=mask), mask=mask)
+    if FP8:
+        groups = tl.cdiv(H, _GROUP)
+        for first in range(0, groups, 64):
+            group = (first + tl.arange(0, 64))[None, :]
+            mask = valid[:, None] & (group < groups)
+            tl.store(out_scales + to * groups + group, tl.load(scales + of * groups + group, mask=mask), mask=mask)
 
 
 @triton.jit
@@ -92,7 +144,8 @@ def moe_dispatch_kernel(
     x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
     inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+    FP8: tl.constexpr, PLACE_OWN: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -159,7 +212,7 @@ def moe_dispatch_kernel(
         owner = tl.load(owners + e, mask=kept, other=0)
         row = tl.where(kept, n + tl.load(base + pid * width + e, mask=kept, other=0), 0)
         spot = tl.where(leads, p + tl.load(base + pid * width + E + owner, mask=leads, other=0), 0)
-        for i in range(1, world + 1):
+        for i in range(1, world + (0 if PLACE_OWN else 1)):
             peer = dl.owner_first(i, me, world)  # the own rank last: the link starts first
             here = kept & (owner == peer)
             at = tl.sum(tl.where(leads & here, spot, 0), 1)
@@ -167,29 +220,30 @@ def moe_dispatch_kernel(
             dl.remote_store(source + row, tl.broadcast_to(at[:, None], (BLOCK_T, K_PAD)), peer, ctx, here)
             dl.remote_store(origin + row, me * max_tokens * topk + slot, peer, ctx, here)
             _send_rows(x, inbox, scales, start, end, at, goes, H, stride_x, peer, ctx, BLOCK_T, BLOCK_H, FP8)
+        if PLACE_OWN:
+            own = kept & (owner == me)
+            tl.store(source + row, tl.full((BLOCK_T, K_PAD), -1, tl.int32), mask=own)
+            tl.store(origin + row, me * max_tokens * topk + slot, mask=own)
+            _place_rows(x, out, out_scales, start, end, row, own, H, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8)
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
     # Gather the rows.
     token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
     inbox = dl.consume_token(inbox, token)
-    h = tl.arange(0, BLOCK_H)
-    start = tl.where(failed > 0, rows_here, pid * BLOCK_T)
+    r_lane = tl.arange(0, BLOCK_R)
+    start = tl.where(failed > 0, rows_here, pid * BLOCK_R)
     while start < rows_here:
-        row = start + t_lane
+        row = start + r_lane
         valid = row < rows_here
         tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
-        at = tl.load(source + row, mask=valid, other=0).to(tl.int64)
-        row = row.to(tl.int64)
-        for first in range(0, H, BLOCK_H):
-            mask = valid[:, None] & (first + h < H)[None, :]
-            tile = tl.load(inbox + at[:, None] * H + (first + h)[None, :], mask=mask)
-            tl.store(out + row[:, None] * H + (first + h)[None, :], tile, mask=mask)
-        if FP8:
-            groups = tl.cdiv(H, _GROUP)
-            for group in range(0, groups):
-                tl.store(out_scales + row * groups + group, tl.load(scales + at * groups + group, mask=valid), mask=valid)
-        start += programs * BLOCK_T
+        at = tl.load(source + row, mask=valid, other=0)
+        if PLACE_OWN:
+            if tl.max(at, 0) >= 0:  # not only own ones, which are there already
+                _gather_rows(out, out_scales, inbox, scales, row, at, valid & (at >= 0), H, BLOCK_H, FP8)
+        else:
+            _gather_rows(out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H, FP8)
+        start += programs * BLOCK_R
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
@@ -210,11 +264,17 @@ def quantize(x):
     return payload.to(PAYLOAD_FP8), scale
 
 
-def default_config():
-    """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
-    so there are no more of them than the device runs at a time."""
-    cpu = triton_dist.backend == "cpu"
-    return dict(BLOCK_T=64, BLOCK_H=1024) if cpu else dict(BLOCK_T=8, BLOCK_H=512), device_programs()
+def default_config(max_tokens):
+    """(constexprs and launch options of the kernel, programs) that suit this process's platform. Programs of all ranks wait
+    for one another, so there are no more of them than the device runs at a time."""
+    if triton_dist.backend == "cpu":
+        return dict(BLOCK_T=64, BLOCK_R=64, BLOCK_H=1024), device_programs()
+    if triton_dist.backend == "nvidia":
+        if max_tokens <= 2 * device_programs():  # a token a program, all of a row on its way at once
+            return dict(BLOCK_T=1, BLOCK_R=8, BLOCK_H=2048, num_warps=16), device_programs()
+        # maxnreg: so that two programs share a multiprocessor, as they must
+        return dict(BLOCK_T=2, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128), 2 * device_programs()
+    return dict(BLOCK_T=8, BLOCK_R=8, BLOCK_H=512), device_programs()
 
 
 class MoeDispatchHandle:
@@ -346,7 +406,7 @@ def create_moe_dispatch_context(
         fp8: send e4m3 values with an fp32 scale for each 128 columns of a token, its largest magnitude over 448. A NaN stays
             a NaN and leaves its group's scale alone; in a group with an infinity the finite values become zeros or NaN.
         team: team id of shmem; its ranks take part (see operator_context about teams).
-        config: dict that overrides entries of `default_config()[0]`.
+        config: dict that overrides entries of `default_config(max_tokens)[0]`.
         programs: programs in the grid; not more than the device runs at a time.
 
     Symmetric memory: max_received * H elements of the payload (and its scales), 8 bytes a row, 2 * W * (E + W + 1) * 4 bytes
@@ -366,7 +426,9 @@ def create_moe_dispatch_context(
         max_rows = need_int(name, "max_rows", max_received * topk if max_rows is None else max_rows)
         slots = world * max_tokens * topk
         need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
-        config, programs = checked_config(name, default_config(), config, programs, LAUNCH_OPTIONS)
+        config, programs = checked_config(name, default_config(max_tokens), config, programs, LAUNCH_OPTIONS)
+        if fp8:  # whole groups at a time
+            config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
         agreed.on = (
             f"max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, {dtype}, placement={owners}, "
             f"max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, config={config}, programs={programs}"
@@ -413,7 +475,7 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
         handle.totals, c.inbox, c.scales, c.source, c.origin, c.counts, c.arrived, c.counted, c.filled,
         c.place, c.partial, c.base, c.epochs, x.shape[0], c.H, c.topk, c.E, c.max_tokens, c.max_received, c.max_rows,
         x.stride(0), topk_ids.stride(0), topk_ids.stride(1), c.table,
-        **c.config, K_PAD=c.k_pad, COLUMNS=c.columns, FP8=c.fp8,
+        **c.config, K_PAD=c.k_pad, COLUMNS=c.columns, FP8=c.fp8, PLACE_OWN=PLACE_OWN,
     )  # fmt: skip
     if check or (check is None and (context.may_overflow or triton_dist.backend == "cpu")):
         handle.check()

@@ -95,9 +95,11 @@ def count_slots(
 
 @triton.jit
 def sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
+    # At a time: their loads are on their way together.
+    LINES: tl.constexpr = 8 if COLUMNS >= 2048 else (64 if COLUMNS <= 256 else 16384 // COLUMNS)
     total = tl.zeros((COLUMNS,), tl.int32)
-    i = tl.arange(0, 8)
-    for start in range(0, n, 8):
+    i = tl.arange(0, LINES)
+    for start in range(0, n, LINES):
         mask = (start + i < n)[:, None] & (columns < width)[None, :]
         total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
     return total

@@ -56,6 +56,7 @@ class OperatorContext:
         self.table = shmem.context(team)
         self.device = self.table.device
         self.symmetric = []  # what free() gives back; None once it has
+        self.passed = None  # operands of the last call that passed its checks
         self.calls_begun, self.check_calls = 0, os.environ.get("TRITON_DIST_CHECK_CALLS", "0") not in ("", "0")
 
     def tensor(self, shape, dtype):
@@ -92,14 +93,31 @@ class OperatorContext:
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks of the heap; no call may be under way."""
         need(self.name, self.symmetric is not None, "the context was freed")
-        symmetric, self.symmetric = self.symmetric, None
+        symmetric, self.symmetric, self.passed = self.symmetric, None, None
         for tensor in symmetric:
             shmem.aclshmem_free_tensor(tensor)
 
-    def agree(self, call, text):
-        """Ends a call's checks: compares it with the other ranks', where TRITON_DIST_CHECK_CALLS asks for it."""
-        if self.check_calls:
+    def agree(self, call, text, *operands):
+        """Ends a call's checks: compares it with the other ranks', where TRITON_DIST_CHECK_CALLS asks for it, else remembers
+        the operands, see `passed_before`."""
+        self.passed = None
+        if not self.check_calls:
+            self.passed = operands_of(*operands) if operands else None
+        else:
             shmem.check_alike(f"{call}({text}), call {self.calls_begun} of this context", self.team)
+
+
+def operands_of(*tensors):
+    """All that a call's checks look at in its tensors; None when something is no tensor."""
+    if not all(isinstance(x, torch.Tensor) for x in tensors):
+        return None
+    return [(x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in tensors]
+
+
+def passed_before(context, operands):
+    """Whether the context's last call had the same operands, so that its checks need not be made again: they take the host
+    longer than a short message takes the device."""
+    return operands is not None and operands == getattr(context, "passed", None)
 
 
 def begin(call, kind, context, **tensors):

@@ -22,9 +22,10 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
+from . import torch_ops
 from .arguments import need, need_dtype
 from .channels import ChannelContext, end_epoch, next_epoch
-from .operator_context import begin
+from .operator_context import begin, operands_of, passed_before
 
 OPS = ("sum", "max", "min", "prod")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int32, torch.int64)
@@ -146,7 +147,7 @@ def create_reduce_scatter_context(max_elements, dtype, team=0, programs=None, bl
     Symmetric memory: 2 * num_ranks * max_elements elements and programs * num_ranks signals.
     Errors: as `create_all_gather_context`.
     """
-    return ReduceScatterContext(max_elements, dtype, team, programs, block)
+    return torch_ops.register(ReduceScatterContext(max_elements, dtype, team, programs, block))
 
 
 def reduce_scatter(x, context, op="sum", out=None):
@@ -163,19 +164,21 @@ def reduce_scatter(x, context, op="sum", out=None):
     Order, capture and calls of 0 elements: as `all_gather`.
     Errors: ValueError before anything is launched when an operand does not fit the context.
     """
-    begin("reduce_scatter", ReduceScatterContext, context, x=x, out=out)
-    world = context.num_ranks
-    need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
-    fits = x.dim() >= 1 and x.shape[0] % world == 0
-    need("reduce_scatter", fits, f"x is {list(x.shape)}: its first extent must be a multiple of the {world} ranks")
-    n = x.numel() // world
-    shape = (x.shape[0] // world, *x.shape[1:])
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    context.check(x, out, shape, n, own=-context.rank * n, op=op)
+    if out is None and torch.compiler.is_compiling():
+        return torch_ops.reduce_scatter(x, context.number, op)
+    if op not in OPS or not passed_before(context, operands_of(x, out)):
+        begin("reduce_scatter", ReduceScatterContext, context, x=x, out=out)
+        need("reduce_scatter", op in OPS, f"op is {op!r}: give one of {', '.join(OPS)}")
+        world = context.num_ranks
+        fits = x.dim() >= 1 and x.shape[0] % world == 0
+        need("reduce_scatter", fits, f"x is {list(x.shape)}: its first extent must be a multiple of the {world} ranks")
+        shape = (x.shape[0] // world, *x.shape[1:])
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        n = x.numel() // world
+        context.check(x, out, shape, n, own=-context.rank * n, op=op)
+    n = out.numel()
     if n:
-        reduce_scatter_kernel[context.grid(n)](
-            x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table, OP=op,
-            **context.constants,
-        )  # fmt: skip
+        arguments = (x, out, context.staging, context.ready, context.epochs, n, context.slot, context.table)
+        context.launch(reduce_scatter_kernel, n, arguments, OP=op)
     return out

@@ -10,8 +10,8 @@
     shmem.aclshmem_free_tensor(x)
     shmem.aclshmem_finalize()
 
-Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error; every collective call checks
-that all ranks make the same call; a rank that dies or cannot come is named within seconds."""
+Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error, Stream and Handoffs; every
+collective call checks that all ranks make the same call; a rank that dies or cannot come is named within seconds."""
 
 from . import codes
 from .attributes import InitAttr, OptionalAttr, TeamConfig
@@ -52,6 +52,7 @@ from .rma import (
     aclshmemx_putmem_signal,
     aclshmemx_putmem_signal_nbi,
 )
+from .streams import Handoffs, Stream
 from .teams import (
     aclshmem_team_get_config,
     barrier_all,
@@ -70,11 +71,13 @@ from .teams import (
 
 __all__ = [
     "CmpOp",
+    "Handoffs",
     "InitAttr",
     "InitStatus",
     "OpEngineType",
     "OptionalAttr",
     "SignalOp",
+    "Stream",
     "TeamConfig",
     "aclshmem_align",
     "aclshmem_calloc",

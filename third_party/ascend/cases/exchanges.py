@@ -51,7 +51,7 @@ def _dispatch(name, t, payload, ids="i32", refused=None):
         "filled: *i32, place: *i32, partial: *i32, base: *i32, epochs: *i32, "
         "T: i32, H: i32, topk: i32, E: i32, max_tokens: i32, max_received: i32, max_rows: i32, stride_x: i32, "
         "stride_t: i32, ctx: *i64",
-        refused, stride_k=1, BLOCK_T=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t,
+        refused, stride_k=1, BLOCK_T=8, BLOCK_R=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t, PLACE_OWN=False,
     )  # fmt: skip
 
 
@@ -61,8 +61,8 @@ for t in ("fp16", "bf16", "fp32"):
     _case(
         f"moe_combine {t}", "moe_combine.py:moe_combine_kernel",
         f"y: *{t}, weights: *fp32, out: *{t}, origin: *i32, number: *i32, rows: *i32, returned: *{t}, filled: *i32, "
-        "read: *i32, epochs: *i32, T: i32, H: i32, topk: i32, max_tokens: i32, stride_y: i32, stride_wt: i32, "
+        "read: *i32, epochs: *i32, T: i32, H: i32, max_tokens: i32, stride_y: i32, stride_wt: i32, "
         "stride_out: i32, ctx: *i64",
-        stride_wk=1, BLOCK_T=8, BLOCK_H=512,
+        stride_wk=1, BLOCK_T=8, BLOCK_H=512, TOPK=8,
     )  # fmt: skip
 _dispatch("bf16 as fp8", "bf16", "fp8e4nv", refused="fp8")

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
-from triton_dist.kernels.all_reduce import METHODS, all_reduce, create_all_reduce_context, in_order_of, reference
+from triton_dist.kernels.all_reduce import KERNELS, all_reduce, create_all_reduce_context, in_order_of, reference
 from triton_dist.kernels.reduce_scatter import DTYPES, OPS
 from triton_dist.testing import Ranks
 
@@ -19,6 +19,9 @@ import torch.distributed as dist
 pytestmark = pytest.mark.dist
 
 SMALL = dict(programs=3, block=16)
+
+
+METHODS = (*KERNELS, "pipelined")  # flagged takes whole words of some dtypes: it has a test of its own
 
 
 def message(rank, shape, dtype, seed):
@@ -99,9 +102,30 @@ def delayed_calls(method, calls):
         assert torch.equal(y, (i[:n] + call) * (world * (world + 1) // 2)), call
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", (*METHODS, "flagged"))
 def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
     ranks(3).run(delayed_calls, method, many(150), timeout=600)
+
+
+def whole_words():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int32):
+        context = create_all_reduce_context(1000, dtype, "flagged", block=64)
+        for i, n in enumerate((2, 1000, 64, 130, 4, 998)):
+            for in_place in (False, True):
+                check(context, "mesh", OPS[i % 4], (n,), dtype, seed=n, in_place=in_place)
+        context.free()
+    context = create_all_reduce_context(64, torch.bfloat16, "flagged")
+    with pytest.raises(ValueError, match="all_reduce: x has 3 elements, which the method flagged does not take"):
+        all_reduce(torch.zeros(3, dtype=torch.bfloat16, device=shmem.device()), context)
+    odd = torch.arange(9, dtype=torch.bfloat16, device=shmem.device())[1:]  # begins between two words
+    assert torch.equal(all_reduce(odd, context).cpu(), torch.arange(1, 9).to(torch.bfloat16) * shmem.pe_count())
+    with pytest.raises(ValueError, match="the method flagged takes dtypes of 2 or 4 bytes, not torch.int64"):
+        create_all_reduce_context(64, torch.int64, "flagged")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_words_that_carry_the_number_of_their_call(world, ranks):
+    ranks(world).run(whole_words, timeout=120)
 
 
 def not_a_number():

@@ -1,6 +1,7 @@
 """moe_dispatch against a loop over experts and tokens in torch."""
 
 import random
+import sys
 import time
 
 import pytest
@@ -77,6 +78,19 @@ def all_sorts():
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, ranks):
     ranks(world).run(all_sorts, timeout=240)
+
+
+def own_tokens_in_place():
+    """The way of GPUs: what stays here is stored into its rows by the sender."""
+    sys.modules["triton_dist.kernels.moe_dispatch"].PLACE_OWN = True
+    run_case([9, 4], 80, 3, 7, torch.bfloat16, 1)
+    run_case([6, 9], 200, 2, 5, torch.bfloat16, 2, fp8=True)
+    run_case([3, 5], 64, 3, 6, torch.float32, 3, placement=[1] * 6)
+
+
+def test_own_tokens_may_go_straight_into_their_rows(ranks):
+    with Ranks(ranks(2).world_size) as fresh:
+        fresh.run(own_tokens_in_place, timeout=120)
 
 
 def cases(lots):

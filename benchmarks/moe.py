@@ -1,0 +1,125 @@
+"""Mixture of experts: dispatch and combine against an index, all_to_all_single and index path, and the link.
+
+    torchrun --nproc-per-node=2 benchmarks/moe.py
+
+Microseconds of a call, queued one after the other and, in brackets, under replay of a CUDA graph; `link` is the time that the
+bytes which must cross need at the rate of one large copy of this run, and the percentage is that over the replay's time.
+The baseline sends as many bytes, knows the splits already, and moves no counts.
+"""
+
+import argparse
+
+import triton_dist
+from measure import finish, link_rate, microseconds, say, start, synchronize
+from triton_dist.kernels import create_moe_combine_context, create_moe_dispatch_context, moe_combine, moe_dispatch
+from triton_dist.kernels.moe_dispatch import quantize
+
+import torch
+import torch.distributed as dist
+
+CASES = [(4096, 4096, 8, 64, False), (128, 7168, 8, 256, True)]  # tokens a rank, hidden, top k, experts, fp8 dispatch
+
+
+class Baseline:
+    """index -> all_to_all_single -> index, and back; for the experts' even placement."""
+
+    def __init__(self, x, ids, experts, fp8):
+        world = dist.get_world_size()
+        self.x, self.fp8 = x, fp8
+        owner = ids // (experts // world)
+        chosen = [(owner == rank).any(1).nonzero()[:, 0] for rank in range(world)]
+        self.order, self.splits = torch.cat(chosen), [len(rows) for rows in chosen]
+        counts = torch.tensor(self.splits, device=x.device)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        self.received = theirs.tolist()
+        # the slots of each received token that live here, by expert
+        mine = torch.cat([torch.where(owner[rows] == rank, ids[rows], -1) for rank, rows in enumerate(chosen)])
+        there = torch.empty(sum(self.received), ids.shape[1], dtype=mine.dtype, device=x.device)
+        dist.all_to_all_single(there, mine, self.received, self.splits)
+        experts_of_rows, self.source = there.view(-1).sort(stable=True)
+        first = int((experts_of_rows < 0).sum())
+        self.source = self.source[first:]
+        self.tokens = self.source // ids.shape[1]
+        self.k, self.sent_slots = ids.shape[1], (owner[self.order] == torch.repeat_interleave(
+            torch.arange(world, device=x.device), counts)[:, None]).view(-1)  # fmt: skip
+
+    def dispatch(self):
+        send = self.x[self.order]
+        if self.fp8:
+            send = send.to(torch.float8_e4m3fn).view(torch.uint8)
+        got = torch.empty(sum(self.received), send.shape[1], dtype=send.dtype, device=send.device)
+        dist.all_to_all_single(got, send, self.received, self.splits)
+        return got[self.tokens]
+
+    def combine(self, y, weights):
+        rows = torch.zeros(sum(self.received) * self.k, y.shape[1], dtype=y.dtype, device=y.device)
+        rows[self.source] = y[: len(self.source)]
+        k = self.k
+        back = torch.empty(sum(self.splits) * k, y.shape[1], dtype=y.dtype, device=y.device)
+        dist.all_to_all_single(back, rows, [n * k for n in self.splits], [n * k for n in self.received])
+        out = torch.zeros(self.x.shape, dtype=torch.float32, device=y.device)
+        scaled = back.view(-1, k, y.shape[1]).float() * weights[self.order][:, :, None]
+        out.index_add_(0, self.order, scaled.sum(1))
+        return out.to(y.dtype)
+
+
+def case(T, H, k, E, fp8, rate, rank, world, device):
+    graphs = triton_dist.backend == "nvidia"
+    x = torch.randn(T, H, device=device).to(torch.bfloat16)
+    ids = torch.rand(T, E, device=device).topk(k).indices.to(torch.int32)
+    weights = torch.rand(T, k, device=device)
+    there = create_moe_dispatch_context(T, H, k, E, torch.bfloat16, fp8=fp8)
+    back = create_moe_combine_context(there)
+    result = there.empty()
+    moe_dispatch(x, ids, there, result, check=True)
+    handle = result[2]
+    tokens = result[0][0].float() if fp8 else result[0].float()
+    if fp8:
+        tokens = tokens * result[0][1].repeat_interleave(128, 1)[:, :H]
+        values, scales = quantize(x)
+        x_seen = values.float() * scales.repeat_interleave(128, 1)[:, :H]
+    else:
+        x_seen = x.float()
+    y = tokens.nan_to_num().to(torch.bfloat16)  # experts that change nothing: combine gives x times its weights' sum
+    out = torch.empty(T, H, dtype=torch.bfloat16, device=device)
+    moe_combine(y, weights, handle, back, out)
+    synchronize()
+    expected = x_seen * weights.sum(1, keepdim=True)
+    error = ((out.float() - expected).norm() / expected.norm()).item()
+    if not error < 1e-2:
+        raise SystemExit(f"rank {rank}: dispatch and combine are wrong: relative error {error}")
+    owner = ids // (E // world)
+    crossing = sum(int((owner == r).any(1).sum()) for r in range(world) if r != rank) * H * (1 if fp8 else 2)
+    returning = int((owner != rank).sum()) * H * 2
+    base = Baseline(x, ids.long(), E, fp8)
+    calls = [
+        lambda: moe_dispatch(x, ids, there, result, check=False),
+        lambda: moe_combine(y, weights, handle, back, out),
+    ]
+    theirs = [base.dispatch, lambda: base.combine(y, weights)]
+    eager = microseconds([*calls, *theirs], samples=9)
+    replay = microseconds(calls, samples=9, calls=4, graph=True) if graphs else eager
+    say(f"{T} tokens a rank, hidden {H}, top {k} of {E}{', fp8 dispatch' if fp8 else ''}:")
+    for i, (name, nbytes) in enumerate((("dispatch", crossing), ("combine", returning))):
+        say(
+            f"  {name:9} {eager[i]:7.1f} [{replay[i]:7.1f}] baseline {eager[2 + i]:7.1f} ({eager[2 + i] / eager[i]:.2f}x); "
+            f"{nbytes / 1e6:6.1f} MB cross, link {nbytes / rate:6.1f}: {nbytes / rate / replay[i]:.0%}"
+        )
+    back.free()
+    there.free()
+
+
+def main():
+    on_cpu = triton_dist.backend == "cpu"
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
+    rank, world, device = start((64 << 20) if on_cpu else (4 << 30))
+    rate = link_rate((1 << 20) if on_cpu else (256 << 20))
+    say(f"{world} ranks, {triton_dist.backend}; link {rate / 1e3:.0f} GB/s; microseconds")
+    for T, H, k, E, fp8 in [(8, 256, 2, 8, True)] if on_cpu else CASES:
+        case(T, H, k, E, fp8, rate, rank, world, device)
+    finish()
+
+
+if __name__ == "__main__":
+    main()

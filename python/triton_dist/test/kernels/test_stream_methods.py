@@ -1,0 +1,176 @@
+"""The methods `streams`, `sequence` and `tma` of the fused GEMMs against plain torch: the same protocol on cpu as on GPUs."""
+
+import random
+import time
+
+import pytest
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import shmem
+from triton_dist.kernels import (
+    allgather_gemm,
+    create_allgather_gemm_context,
+    create_gemm_allreduce_context,
+    create_gemm_reduce_scatter_context,
+    gemm_allreduce,
+    gemm_reduce_scatter,
+)
+from triton_dist.kernels import stream_costs
+from triton_dist.testing import Ranks
+
+import torch
+
+pytestmark = pytest.mark.dist
+
+METHODS = ["streams", "sequence"]
+SHAPES = [(64, 32, 32), (100, 77, 51), (1, 1, 1), (301, 200, 40), (0, 5, 7), (5, 0, 7), (5, 7, 0)]
+
+
+def operand(rows, cols, dtype, *seed):
+    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    return torch.randn(rows, cols, generator=generator).to(dtype)
+
+
+def poisoned(rows, cols, dtype, wide=False):
+    """[rows, cols] of NaN; wide: a view whose rows lie apart."""
+    out = torch.full((rows, cols + 8 * wide), float("nan"), dtype=dtype, device=shmem.device())
+    return out[:, 3 : 3 + cols] if wide else out
+
+
+def check(found, products, K, dtype):
+    """Each rank's product is rounded (eps / 2), sums of them at most twice more, after fp32 sums of K products in any order."""
+    found, exact = found.cpu().double(), sum(products)
+    size = sum(product.abs() for product in products)
+    eps = torch.finfo(dtype).eps
+    bound = 2 * eps * size + eps * exact.abs() + len(products) * K * 2.0**-20
+    assert found.shape == exact.shape
+    assert ((found - exact).abs() <= bound).all(), f"largest error {(found - exact).abs().max().item()}"
+
+
+def gather_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    context = create_allgather_gemm_context(M, K, dtype, method=method)
+    for call in range(calls):
+        shards = [operand(M, K, dtype, call, 1, r) for r in range(world)]
+        b = operand(K, N, dtype, call, 2, rank)
+        out = poisoned(M * world, N, dtype, wide)
+        if late and late.random() < 0.2:
+            time.sleep(late.random() * 0.01)
+        assert allgather_gemm(shards[rank].to(device), b.to(device), context, out) is out
+        check(out, [torch.cat(shards).double() @ b.double()], K, dtype)
+    context.free()
+
+
+def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transposed=False):
+    rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
+    makers = create_gemm_reduce_scatter_context, create_gemm_allreduce_context
+    contexts = [make(M, N, dtype, method=method) for make in makers]
+    first = rank * -(-M // world)
+    for call in range(calls):
+        a = [operand(M, K, dtype, call, 1, r) for r in range(world)]
+        b = [operand(K, N, dtype, call, 2, r) for r in range(world)]
+        products = [x.double() @ y.double() for x, y in zip(a, b)]
+        if late and late.random() < 0.2:
+            time.sleep(late.random() * 0.01)
+        mine = a[rank].to(device), b[rank].to(device)
+        if transposed:
+            mine = mine[0], mine[1].T.contiguous().T
+        out = poisoned(contexts[0].rows, N, dtype, wide)
+        assert gemm_reduce_scatter(*mine, contexts[0], out) is out
+        check(out, [product[first : first + contexts[0].rows] for product in products], K, dtype)
+        out = poisoned(M, N, dtype, wide)
+        assert gemm_allreduce(*mine, contexts[1], out) is out
+        check(out, products, K, dtype)
+    for context in contexts:
+        context.free()
+
+
+def all_shapes(method):
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256  # small buffers are cut into parts, too
+    for M, N, K in SHAPES:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            gather_case(M, N, K, dtype, method, wide=N == 77)
+            scatter_case(M, N, K, dtype, method, wide=N == 77)
+
+
+def tma_shapes():
+    for M, N, K in ((64, 32, 32), (300, 136, 72), (101, 77, 51), (257, 130, 0), (5, 1, 1), (640, 384, 256)):
+        for dtype in (torch.bfloat16, torch.float16):
+            scatter_case(M, N, K, dtype, "tma", calls=3, wide=N == 136, transposed=K == 72)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_one_kernel_with_descriptors(world, ranks):
+    ranks(world).run(tma_shapes, timeout=240)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_dtype_and_shape(method, world, ranks):
+    ranks(world).run(all_shapes, method, timeout=240)
+
+
+def both_orders():
+    """Whichever way a rank consumes the shards, whatever the others do: one product, or one each, or one for each part."""
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
+    for launch, link in ((1e9, 1.0), (0.0, 1e9), (0.0, 1e-3)):
+        stream_costs.LAUNCH_US, stream_costs.LINK_BYTES = (launch, link) if shmem.my_pe() == 0 else (0.0, 1e9)
+        gather_case(128, 48, 32, torch.bfloat16, "streams")
+
+
+def test_a_rank_may_wait_for_all_shards_or_multiply_one_by_one(ranks):
+    ranks(2).run(both_orders)
+
+
+def delayed(calls):
+    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
+    late = random.Random(shmem.my_pe())
+    gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
+    scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
+    scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
+
+
+def test_many_calls_with_ranks_delayed_at_random(ranks):
+    ranks(2).run(delayed, 60, timeout=120)
+
+
+def in_a_team():
+    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
+    team = teams[shmem.my_pe() % 2]
+    shards = [operand(24, 16, torch.bfloat16, r) for r in range(4)]
+    b = operand(16, 8, torch.bfloat16, 9)
+    context = create_allgather_gemm_context(24, 16, torch.bfloat16, team, method="streams")
+    found = allgather_gemm(shards[shmem.my_pe()].to(shmem.device()), b.to(shmem.device()), context)
+    check(found, [torch.cat(shards[shmem.my_pe() % 2 :: 2]).double() @ b.double()], 16, torch.bfloat16)
+
+
+def test_disjoint_teams_work_side_by_side(ranks):
+    ranks(4).run(in_a_team)
+
+
+def wrong_choices():
+    for create in (create_gemm_reduce_scatter_context, create_gemm_allreduce_context):
+        for M, dtype in ((8, torch.float32), (1, torch.bfloat16)):
+            with pytest.raises(ValueError, match="the method tma takes 16-bit dtypes and rows for each of 2 ranks"):
+                create(M, 8, dtype, method="tma")
+    for create in (create_allgather_gemm_context, create_gemm_reduce_scatter_context, create_gemm_allreduce_context):
+        with pytest.raises(ValueError, match=rf"rank {shmem.my_pe()}: {create.__name__}: method is 'magic': give one of"):
+            create(8, 8, torch.bfloat16, method="magic")
+        with pytest.raises(ValueError, match="config and programs are for .*; the method streams takes neither"):
+            create(8, 8, torch.bfloat16, method="streams", programs=2)
+
+
+def test_a_wrong_method_is_refused_by_name(ranks):
+    ranks(2).run(wrong_choices)
+
+
+def heap_use():
+    for method in METHODS:
+        for _ in range(8):  # 8 x 1.5 MiB and more would not fit in 8 MiB
+            create_allgather_gemm_context(256, 512, torch.bfloat16, method=method).free()
+            create_gemm_allreduce_context(256, 512, torch.bfloat16, method=method).free()
+
+
+def test_freeing_returns_the_heap_to_what_it_was(ranks):
+    with Ranks(ranks(2).world_size) as fresh:
+        fresh.run(heap_use, heap_bytes=8 << 20)

@@ -1,0 +1,80 @@
+"""Compiles the kernels of the methods for NVIDIA GPUs, in the shipped configurations, for sm_90 and writes what they became as
+JSON: `python nvidia_methods.py OUT`. Run with TRITON_DIST_BACKEND=nvidia in a process of its own; needs no GPU."""
+
+import os
+
+os.environ["TRITON_DIST_BACKEND"] = "nvidia"
+
+import triton_dist  # noqa: F401, I001
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from triton_dist.kernels.all_reduce_flagged import BLOCK, NUM_WARPS, flagged_kernel
+from triton_dist.kernels.all_reduce_pipelined import BLOCK_BYTES, PARTS, pipelined_kernel
+from triton_dist.kernels.gemm_allreduce_tma import gemm_allreduce_tma_kernel
+from triton_dist.kernels.gemm_reduce_scatter_tma import gemm_reduce_scatter_tma_kernel
+from triton_dist.kernels.gemm_tma import CONFIG
+from triton_dist.kernels.moe_combine import moe_combine_kernel
+
+POINTERS = {
+    "i32": "ready result calls epochs state origin number rows filled read".split(),
+    "i64": ["ctx"],
+    "fp32": ["weights"],
+}
+ALIGNED = "M N K n slot words stride_om stride_y stride_out H".split()
+
+
+def compiled(kernel, constants, options, types):
+    """{ptx, shared (bytes), registers, spills (bytes)}"""
+    kinds = {name: f"*{dtype}" for dtype, names in POINTERS.items() for name in names} | types
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in kernel.arg_names}
+    hinted = [i for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or n in ALIGNED]
+    source = ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in hinted})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [cuobjdump, "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    return {
+        "ptx": made.asm["ptx"],
+        "shared": made.metadata.shared,
+        "registers": usage["REG"],
+        "spills": usage["STACK"] + usage["LOCAL"],
+        "threads": 32 * options["num_warps"],
+    }
+
+
+def main(out):
+    options = {name: CONFIG[name] for name in ("num_warps", "num_stages")}
+    tiles = {name: value for name, value in CONFIG.items() if name not in options}
+    m, n, k = tiles["BLOCK_M"], tiles["BLOCK_N"], tiles["BLOCK_K"]
+    results = {}
+    for name, kernel in (("scatter", gemm_reduce_scatter_tma_kernel), ("all", gemm_allreduce_tma_kernel)):
+        types = dict.fromkeys(("out", "staging", "gathered"), "*bf16")
+        types.update(a=f"tensordesc<bf16[{m},{k}]>", b=f"tensordesc<bf16[{k},{n}]>")
+        results[f"tma {name}"] = compiled(kernel, {**tiles, "B_TRANSPOSED": False}, options, types)
+    types = dict(x="*bf16", out="*bf16", staging="*u64")
+    results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
+    constants = dict(OP="sum", WORLD=2, BLOCK=BLOCK_BYTES // 2, PARTS=PARTS, IN_PLACE=False)
+    types = dict.fromkeys(("x", "out", "staging"), "*bf16")
+    results["pipelined"] = compiled(pipelined_kernel, constants, {"num_warps": 16}, types)
+    types = dict.fromkeys(("y", "out", "returned"), "*bf16")
+    constants = dict(BLOCK_T=1, BLOCK_H=4096, TOPK=8)
+    results["combine"] = compiled(moe_combine_kernel, constants, {"num_warps": 8}, types)
+    Path(out).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

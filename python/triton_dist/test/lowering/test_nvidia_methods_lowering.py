@@ -1,0 +1,80 @@
+"""What the methods for NVIDIA GPUs become on sm_90, compiled without a GPU: widths, polls, and that they fit as often as they
+must, since their programs wait for one another."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+sys.path.insert(0, str(HERE))
+
+from ptx import in_loop, parse, where, width  # noqa: E402
+
+sys.path.remove(str(HERE))
+
+SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 65536  # compute capability 9.0
+PROGRAMS = {"tma scatter": 2, "tma all": 2, "pipelined": 2, "combine": 2}  # a multiprocessor, at the same time
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    out = tmp_path_factory.mktemp("nvidia") / "methods.json"
+    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEBUG")}
+    done = subprocess.run(
+        [sys.executable, HERE / "nvidia_methods.py", out],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "flagged"])
+def test_nothing_spills(compiled, name):
+    assert compiled[name]["spills"] == 0
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_many_programs_fit_as_wait_for_one_another(compiled, name):
+    one, programs = compiled[name], PROGRAMS[name]
+    assert programs * (one["shared"] + RESERVED_A_PROGRAM) <= SHARED_OF_A_MULTIPROCESSOR
+    granule = 8 * 32  # registers are dealt out to warps in steps of 8 a thread
+    warps = one["threads"] // 32
+    assert programs * warps * (-(-one["registers"] * 32 // granule) * granule) <= REGISTERS
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tiles_are_stored_and_read_16_bytes_at_a_time(compiled, name):
+    code = parse(compiled[name]["ptx"])
+    stores = [width(code[i]) for i in where(code, "st", "global") if not code[i].is_("st", "sys")]
+    assert stores.count(16) >= 4
+    assert max(stores) == 16
+    assert where(code, "ld", "global", "v4")
+
+
+@pytest.mark.parametrize("name", ["tma scatter", "tma all", "pipelined"])
+def test_a_turn_of_a_poll_loop_is_one_acquiring_load(compiled, name):
+    code = parse(compiled[name]["ptx"])
+    polls = [i for i in where(code, "ld", "sys", "acquire") if in_loop(code, i)]
+    assert polls
+    assert not where(code, "atom", "sys", "acquire")
+
+
+def test_words_travel_with_their_flags_in_single_64_bit_elements(compiled):
+    code = parse(compiled["flagged"]["ptx"])
+    assert where(code, "st", "global", "b64"), "the put"
+    assert where(code, "ld", "volatile", "global", "b64"), "the poll"
+    assert not where(code, "atom") and not where(code, "red"), "no signal"
+
+
+@pytest.mark.parametrize("name", ["tma scatter", "tma all"])
+def test_operands_come_by_descriptor_to_the_matrix_units(compiled, name):
+    assert "wgmma.mma_async" in compiled[name]["ptx"]
+    assert "cp.async.bulk.tensor.2d.shared" in compiled[name]["ptx"]

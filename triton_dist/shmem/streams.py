@@ -1,0 +1,94 @@
+"""Work and handoffs between ranks in the order of streams: copies by copy engines, products by libraries, no kernel of ours.
+
+On `nvidia` a `Stream` is a queue of the device beside the current one. On `cpu` whatever is given is done at once, in the
+order in which it is given; so what is written with these words runs, and can be tested, there. `ascend`: not available.
+"""
+
+from . import codes, memory, teams, world
+
+
+class Stream:
+    """A stream of this rank's device. `with stream:` makes it the current one.
+
+    Args:
+        urgent: its kernels go before those of other streams that wait for a multiprocessor.
+    """
+
+    def __init__(self, urgent=False):
+        self._stream = world.current("Stream()").heap.stream(urgent)
+
+    def follow(self, mark=None):
+        """What is given to it from now on waits for all that the current stream has been given, or had been at `mark`."""
+        self._stream.follow(mark)
+
+    def join(self):
+        """What the current stream is given from now on waits for all that this one has been given."""
+        self._stream.join()
+
+    def mark(self):
+        """What the current stream has been given so far, for `follow`: so that work can be given to streams in another order
+        than it is done in."""
+        return self._stream.mark()
+
+    def __enter__(self):
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *exc):
+        self._stream.__exit__(*exc)
+
+
+class Handoffs:
+    """Buffers that one rank fills and another empties, turn by turn, each in the order of its current stream.
+
+    Every pair of ranks (writer, reader) of a team has a buffer of `parts` parts. A call:
+
+        writer: claim(reader)            waits until the reader has emptied the buffer (at first it is empty)
+                ... writes part p ...
+                publish(reader, p)       release: what the stream did before is visible to who receives
+        reader: receive(writer, p)       acquire: waits for part p
+                ... reads ...
+                release(writer)          all parts may be written again
+
+    Each word is 0 or 1, set by one side and taken back by the other, so nothing counts calls, and a captured CUDA graph
+    replays right. Every part must be published and received once between claim and release.
+
+    Nobody waits in a circle as long as every rank gives the work that others wait for before the waits that this work
+    does not need, even where streams share a hardware queue.
+
+    Args:
+        parts: of a buffer, 1 or more, equal on all ranks of the team.
+        team: team id. Collective over all ranks of the heap.
+        signals: num_ranks * (parts + 1) zeroed signals, or more, which stay the caller's; None: made here, see `free`.
+    """
+
+    def __init__(self, parts, team=codes.TEAM_WORLD, signals=None):
+        self._heap = world.current("Handoffs()").heap
+        ranks, me = teams.team_n_pes(team), teams.team_my_pe(team)
+        self._parts, self._rank = parts, me
+        self.signals = memory.create_signals(ranks * (parts + 1)) if signals is None else signals
+        self.signals[ranks * parts : ranks * (parts + 1), 0] = 1  # `free` of each reader, behind `full` of each writer and part
+        teams.barrier_all()
+        width = self.signals.stride(0) * self.signals.itemsize
+        first = [memory.peer_tensor(self.signals, peer, team).data_ptr() for peer in range(ranks)]
+        free = ranks * parts * width
+        self._full_here = [[first[me] + (src * parts + part) * width for part in range(parts)] for src in range(ranks)]
+        self._full_there = [[first[dst] + (me * parts + part) * width for part in range(parts)] for dst in range(ranks)]
+        self._free_here = [first[me] + free + dst * width for dst in range(ranks)]
+        self._free_there = [first[src] + free + me * width for src in range(ranks)]
+
+    def claim(self, reader):
+        self._heap.take_word(self._free_here[reader], lambda: f"for rank {reader} to empty rank {self._rank}'s part buffer")
+
+    def publish(self, reader, part):
+        self._heap.set_word(self._full_there[reader][part])
+
+    def receive(self, writer, part):
+        self._heap.take_word(self._full_here[writer][part], lambda: f"for part {part} of rank {writer}, at rank {self._rank}")
+
+    def release(self, writer):
+        self._heap.set_word(self._free_there[writer])
+
+    def free(self):
+        """Gives signals that were made here back. Collective over all ranks; nothing may be under way."""
+        memory.aclshmem_free_tensor(self.signals)
