@@ -138,7 +138,7 @@ class Detector:
                 self._access(thread, shadow, part, size, ATOMIC_READ, event)
             else:
                 self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, word))
-            for cell in self._cells_in(part, size):
+            for cell in self.cells.touched(part, size):
                 if volatile:
                     self.cells.read(cell, thread, "relaxed", "sys", site)
                 else:
@@ -167,7 +167,7 @@ class Detector:
                 self._stored = self.cells.touch(address, size), thread, site, word
                 continue
             self._access(thread, shadow, part, size, WRITE, self.histories.event(thread, site, word))
-            for cell in self._cells_in(part, size):
+            for cell in self.cells.touched(part, size):
                 cell.reset()
 
     def _settle(self):
@@ -175,22 +175,6 @@ class Detector:
             cell, thread, site, word = self._stored
             self._stored = None
             self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
-
-    def _cells_in(self, where, size):
-        """The words that an access touches, among those that were ever published through."""
-        if not self.cells.sorted:
-            return ()
-        flat = not isinstance(where, Affine)
-        low, high = (int(where.min()), int(where.max())) if flat else where.bounds()
-        cells = self.cells.within(low - 7, high + size)  # a word has at most 8 bytes
-        if not cells:
-            return ()
-        if not flat:
-            return [cell for cell in cells if where.meets(size, cell.address, cell.size)]
-        lanes = np.sort(where, axis=None)
-        ends = np.array([cell.address + cell.size for cell in cells], np.uint64)
-        latest = np.searchsorted(lanes, ends).tolist()  # lanes that begin before the word's end
-        return [cell for cell, n in zip(cells, latest) if n and int(lanes[n - 1]) + size > cell.address]
 
     def _access(self, thread, shadow, where, size, kind, event):
         def report(earlier, address, number):
