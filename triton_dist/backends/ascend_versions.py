@@ -21,7 +21,6 @@ from pathlib import Path
 from ..errors import BackendError
 
 TRITON_ASCEND, TORCH_NPU, CANN, WHEEL_API = "3.2.0", "2.7.1", "8.5.0", (1, 1)
-WHEEL_INDEX = "https://ascend.devcloud.huaweicloud.com/cann/pypi/simple/"
 
 GET = {
     "triton-ascend": f"pip uninstall -y triton triton-ascend; pip install triton-ascend=={TRITON_ASCEND} pybind11 "
@@ -30,7 +29,7 @@ GET = {
     "index of CPU wheels)",
     "CANN": f"install the CANN toolkit {CANN} of hiascend.com, then `source /usr/local/Ascend/ascend-toolkit/set_env.sh` in "
     "the shell that starts the ranks",
-    "shmem": f"pip install cann-shmem --index-url {WHEEL_INDEX}",
+    "shmem": "pip install cann-shmem, with the --index-url of the package index that CANN's documentation names",
 }
 
 # The wheel's functions that this platform calls.

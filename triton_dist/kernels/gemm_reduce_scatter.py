@@ -63,7 +63,7 @@ from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 METHODS = ("kernel", "tma", "streams", "sequence")
 STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
 TILES = 64  # of all ranks, from which the method tma has work for enough of the device
-ROWS = 64  # of a rank, from which its tiles are not mostly empty
+ROWS = 128  # of a rank, from which its tiles are not mostly empty
 
 
 @triton.jit
