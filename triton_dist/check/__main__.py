@@ -15,6 +15,7 @@ from .scripts import script
 def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m triton_dist.check",
+        allow_abbrev=False,  # the script may have options of its own that begin alike
         description="Runs a script's ranks in one process under many schedules; reports races, missing orders, deadlocks.",
     )
     parser.add_argument("script", help="a script as torchrun would start it; other arguments are passed on to it")

@@ -111,6 +111,12 @@ class Detector:
                 return rank, region.label, address - region.base
         return rank, "elsewhere", address
 
+    def _allocation(self, rank, address):
+        """The allocation of the heap that an address lies in, the same for every rank's copy, else None."""
+        heap = self.heap_map(rank)
+        place = heap.owner(address) if heap is not None else None
+        return heap.allocation(place[1]) if place is not None else None
+
     def describe(self, rank, address):
         heap = self.heap_map(rank)
         if heap is not None and heap.owner(address) is not None:
@@ -132,7 +138,7 @@ class Detector:
                 self._access(thread, shadow, part, size, ATOMIC_READ, event)
             else:
                 self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, word))
-            for cell in self._cells_in(part, size):
+            for cell in self.cells.touched(part, size):
                 if volatile:
                     self.cells.read(cell, thread, "relaxed", "sys", site)
                 else:
@@ -153,14 +159,15 @@ class Detector:
         self.written += 1
         for shadow, part in self._split(thread, where, size):
             if thread.fenced is not None and size in (4, 8) and _one(part) is not None:
-                # One word after a fence is a signal: on every target it is written at once, and after what was before.
+                # One word after a fence may be a signal: on every target it is written at once, and after what was before.
+                # To those who read it atomically it is one; to other plain accesses it is a plain write.
                 address = _one(part)
-                event = self.histories.event(thread, site, word, "sys", True)
+                event = self.histories.event(thread, site, word, "sys", True, plain=True)
                 self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
                 self._stored = self.cells.touch(address, size), thread, site, word
                 continue
             self._access(thread, shadow, part, size, WRITE, self.histories.event(thread, site, word))
-            for cell in self._cells_in(part, size):
+            for cell in self.cells.touched(part, size):
                 cell.reset()
 
     def _settle(self):
@@ -168,12 +175,6 @@ class Detector:
             cell, thread, site, word = self._stored
             self._stored = None
             self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
-
-    def _cells_in(self, where, size):
-        if not self.cells.sorted:
-            return ()
-        low, high = where.bounds() if isinstance(where, Affine) else (int(where.min()), int(where.max()))
-        return self.cells.within(low, high + size)
 
     def _access(self, thread, shadow, where, size, kind, event):
         def report(earlier, address, number):
@@ -333,15 +334,25 @@ class Detector:
     def _race(self, thread, earlier, event, kind, address, number):
         reason = None
         weak = None
+        plain = None if (earlier.scope is None) == (event.scope is None) else event if event.scope is None else earlier
         if thread.knows_widely(earlier.thread, earlier.clock):
-            weak = next((one for one in thread.weak if _covers(one[1], earlier)), None)
-        atomics = earlier.scope is not None and event.scope is not None
+            # Not the adds to the very tensor that a host goes on to use: these make a sum, no signal.
+            total = self._allocation(thread.rank, address) if plain is not None and plain.program is None else None
+            weak = next(
+                (
+                    one
+                    for one in thread.weak
+                    if _covers(one[1], earlier)
+                    and (total is None or self._allocation(thread.rank, one[1].address) is not total)
+                ),
+                None,
+            )
+        atomics = earlier.scope is not None and event.scope is not None and not (earlier.plain and event.plain)
         if atomics:
             reason = "narrow-scope"
         elif weak is not None:
             reason = {"release": "missing-release", "acquire": "missing-acquire", "scope": "narrow-scope"}[weak[0]]
-        elif (earlier.scope is None) != (event.scope is None) and self._signal(address):
-            plain = event if event.scope is None else earlier
+        elif plain is not None and plain.program is not None and self._signal(address):
             reads = kind == READ or (plain is earlier and kind in (ATOMIC_WRITE,) and not self._wrote(earlier, number))
             reason = "missing-acquire" if reads else "missing-release"
         elif kind == WRITE and event.rank != earlier.rank and self._was_read(earlier, number):

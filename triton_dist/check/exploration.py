@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import time
 
 from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
@@ -40,7 +41,8 @@ def explore(
         world_size: 1 to 64 ranks.
         schedules: the first is first-in first-out, the others have the seeds 0, 1, 2 ...: random for even ones, priorities
             with few changes (PCT) for odd ones.
-        seed: run that schedule alone, to replay it: a number, "fifo", or a path of an exhaustive search.
+        seed: run that schedule alone, to replay it: a number from 0, "fifo", or the "path:..." that the report of an
+            exhaustive search names.
         exhaustive: instead of by seeds, search systematically: every order of atomics, signals and waits that can make a
             difference, for small kernels. When it ends within `schedules` runs, `report.complete` is True: all were explored.
         init: initialise shmem with `heap_bytes` on each rank before, and finalize after. False: the program does so.
@@ -58,6 +60,9 @@ def explore(
         raise ValueError(f"explore: world_size is {world_size}: give 1 to 64")
     if not isinstance(schedules, int) or schedules < 1:
         raise ValueError(f"explore: schedules is {schedules!r}: give 1 or more")
+    named = isinstance(seed, str) and re.fullmatch(r"fifo|[0-9]+|path:([0-9]+(\.[0-9]+)*)?", seed)
+    if not (seed is None or named or (isinstance(seed, int) and seed >= 0)):
+        raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "path:..." that a report names')
     if resident is not None and resident < 1:
         raise ValueError(f"explore: resident is {resident}: give 1 or more programs")
     body = program

@@ -8,7 +8,7 @@ from ..errors import TritonDistError
 KINDS = {
     "data-race": (
         "two accesses that nothing orders",
-        "add the notify and the wait that order them, or fix the one that should",
+        "add the notify and the wait that order them (for a host's operations a barrier), or fix the one that should",
     ),
     "missing-release": (
         "the signal does not publish the data",

@@ -22,13 +22,16 @@ EMPTY = (0, (), ())
 
 
 class Event:
-    """An access, or many alike: by one thread, between two steps of its clock, at one source line."""
+    """An access, or many alike: by one thread, between two steps of its clock, at one source line. `plain`: an atomic that
+    is none to another plain one."""
 
-    __slots__ = ("number", "thread", "rank", "program", "clock", "site", "word", "scope", "writes")
+    __slots__ = ("number", "thread", "rank", "program", "clock", "site", "word", "scope", "writes",
+                 "plain")  # fmt: skip
 
-    def __init__(self, number, thread, site, word, scope, writes):
+    def __init__(self, number, thread, site, word, scope, writes, plain):
         self.number, self.thread, self.rank, self.program = number, thread.id, thread.rank, thread.program
         self.clock, self.site, self.word, self.scope, self.writes = thread.clock, site, word, scope, writes
+        self.plain = plain
 
     def before(self, thread):
         """Whether it is ordered before the next step of `thread`."""
@@ -42,12 +45,12 @@ class Histories:
         self.events, self.event_numbers = [None], {}
         self.states, self.state_numbers = [EMPTY], {EMPTY: 0}
 
-    def event(self, thread, site, word, scope=None, writes=False):
-        key = thread.id, thread.clock, site, word, scope, writes
+    def event(self, thread, site, word, scope=None, writes=False, plain=False):
+        key = thread.id, thread.clock, site, word, scope, writes, plain
         number = self.event_numbers.get(key)
         if number is None:
             number = self.event_numbers[key] = len(self.events)
-            self.events.append(Event(number, thread, site, word, scope, writes))
+            self.events.append(Event(number, thread, site, word, scope, writes, plain))
         return self.events[number]
 
     def number(self, state):
@@ -81,7 +84,7 @@ class Histories:
         kept = []
         for number in numbers:
             e = self.events[number]
-            if number == event.number or (e.before(thread) and e.writes <= event.writes):
+            if number == event.number or (e.before(thread) and e.writes <= event.writes and e.plain <= event.plain):
                 continue
             kept.append(number)
         kept.append(event.number)
@@ -99,9 +102,12 @@ class Histories:
 
 
 def covers(one, other):
-    """Whether two atomics are atomic to one another: each one's scope contains the other's thread."""
+    """Whether two atomics are atomic to one another: each one's scope contains the other's thread, and one is no plain
+    store."""
     if one.thread == other.thread:
         return True
+    if one.plain and other.plain:
+        return False
     needed = ("gpu", "sys") if one.rank == other.rank else ("sys",)
     return one.scope in needed and other.scope in needed
 

@@ -1,7 +1,8 @@
 """Tensor operations of host code on the symmetric heap, as accesses of the host's thread: `fill_`, `copy_`, `zero_`, sums.
 
 A mode of torch's dispatcher sees every operation with its arguments, and the operation's schema says which of them it
-writes. Operations that only make views touch nothing. `tolist` and `numpy` bypass the dispatcher and are seen one level up.
+writes. Operations that only make views touch nothing. What bypasses the dispatcher (`tolist`, `numpy`, `print`, pickling)
+is seen one level up.
 """
 
 import torch
@@ -30,7 +31,15 @@ def _roles_of(func):
 
 
 _ONLY_WRITTEN = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_"}
-_DIRECT = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_DIRECT = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.__array__: "numpy",
+    torch.Tensor.__repr__: "repr",
+    torch.Tensor.__format__: "format",
+    torch.Tensor.__deepcopy__: "deepcopy",
+    torch.Tensor._backward_hooks.__get__: "pickle",  # the first that pickle, torch.save and copy.copy ask a tensor for
+}
 
 
 class _Dispatch(TorchDispatchMode):
@@ -41,7 +50,7 @@ class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         roles = _roles_of(func)
-        if roles is not None:
+        if roles is not None and not self.owner.inside:
             self.owner.operation(func, roles, args, kwargs)
         return func(*args, **kwargs)
 
@@ -52,9 +61,15 @@ class _Function(TorchFunctionMode):
         self.owner = owner
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in _DIRECT:
-            self.owner.touch(args[0], False, func.__name__)
-        return func(*args, **(kwargs or {}))
+        word = _DIRECT.get(func)
+        if word is None:
+            return func(*args, **(kwargs or {}))
+        self.owner.touch(args[0], False, word)
+        outer, self.owner.inside = self.owner.inside, True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.owner.inside = outer
 
 
 class HostAccess:
@@ -62,6 +77,7 @@ class HostAccess:
 
     def __init__(self, note):
         self.note, self.storages = note, set()
+        self.inside = False  # an operation that is noted as a whole: deepcopy copies the whole heap, which nobody asked for
         self._modes = _Dispatch(self), _Function(self)
 
     def watch(self, memory):

@@ -9,6 +9,9 @@ NVIDIA a set is an exchange and continues it; on Ascend it is a store, so a port
 import bisect
 import ctypes
 
+import numpy as np
+
+from ..interpreter.affine import Affine
 from .clocks import joined
 
 KEPT = 1024  # values of a word that are remembered
@@ -73,10 +76,23 @@ class Cells:
             bisect.insort(self.sorted, address)
         return cell
 
-    def within(self, low, high):
-        """The cells in an address range."""
-        first, last = bisect.bisect_left(self.sorted, low), bisect.bisect_left(self.sorted, high)
-        return [self.by_address[a] for a in self.sorted[first:last]]
+    def touched(self, where, size):
+        """Those that an access touches: `size` bytes at each address of `where`, an Affine or an array."""
+        if not self.sorted:
+            return ()
+        flat = not isinstance(where, Affine)
+        low, high = (int(where.min()), int(where.max())) if flat else where.bounds()
+        # A word has at most 8 bytes.
+        first, last = bisect.bisect_left(self.sorted, low - 7), bisect.bisect_left(self.sorted, high + size)
+        cells = [self.by_address[a] for a in self.sorted[first:last]]
+        if not cells:
+            return ()
+        if not flat:
+            return [cell for cell in cells if where.meets(size, cell.address, cell.size)]
+        lanes = np.sort(where, axis=None)
+        ends = np.array([cell.address + cell.size for cell in cells], np.uint64)
+        latest = np.searchsorted(lanes, ends).tolist()  # lanes that begin before the word's end
+        return [cell for cell, n in zip(cells, latest) if n and int(lanes[n - 1]) + size > cell.address]
 
     def touch(self, address, size):
         """Before a word is written by an atomic: keeps what it held."""

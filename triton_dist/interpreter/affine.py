@@ -26,6 +26,21 @@ class Affine:
                 low += stride * (extent - 1)
         return low, high
 
+    def meets(self, size, address, nbytes):
+        """Whether an access of `size` bytes at each value touches one of the `nbytes` at `address`."""
+        low, _ = self.bounds()
+        axes = sorted(((abs(s), n) for s, n in zip(self.strides, self.shape) if s and n > 1), reverse=True)
+        reaches = [size + sum(s * (n - 1) for s, n in axes[k + 1 :]) for k in range(len(axes))]
+
+        def search(offset, k):
+            if k == len(axes):
+                return -nbytes < offset < size
+            (stride, extent), reach = axes[k], reaches[k]
+            first, last = max(0, (offset - reach) // stride + 1), min(extent - 1, (offset + nbytes - 1) // stride)
+            return any(search(offset - i * stride, k + 1) for i in range(first, last + 1))
+
+        return 0 not in self.shape and search(address - low, 0)
+
     def fits(self, dtype):
         low, high = self.bounds()
         info = np.iinfo(dtype)

@@ -119,5 +119,24 @@ def test_a_report_names_lines_ranks_programs_tensor_index_and_seed():
         report.raise_if_found()
 
 
+@triton.jit
+def add_kernel(total, ctx, N: tl.constexpr):
+    for peer in range(dl.num_ranks(ctx)):
+        tl.atomic_add(dl.symm_at(total, peer, ctx) + tl.arange(0, N), 1.0, sem="relaxed", scope="sys")
+
+
+def cleared():
+    total = shmem.aclshmem_create_tensor((16,), torch.float32)
+    for _ in range(2):
+        add_kernel[(1,)](total, shmem.context(), 16)
+        shmem.barrier_all()
+        total[3:9].zero_()
+
+
+def test_a_host_that_clears_a_sum_too_early_needs_no_signal():
+    report = check.explore(cleared, world_size=3, schedules=6, keep_going=True)
+    assert report.kinds and set(report.kinds) <= {"data-race", "buffer-reuse"}, report
+
+
 def test_every_kind_has_a_meaning_and_an_advice():
     assert all(len(pair) == 2 and all(pair) for pair in check.KINDS.values())

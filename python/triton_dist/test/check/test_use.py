@@ -50,6 +50,15 @@ def test_the_command_says_what_is_wrong_with_its_arguments(tmp_path):
     (tmp_path / "empty.py").write_text("")
     code, out = python("-m", "triton_dist.check", "empty.py", "--world-size", "99", cwd=tmp_path)
     assert code == 2 and "world_size is 99" in out
+    for seed in ("foo", "1.5", "path:x", "-1"):
+        code, out = python("-m", "triton_dist.check", "empty.py", f"--triton-dist-seed={seed}", cwd=tmp_path)
+        assert code == 2 and f"seed is {seed!r}: give 0 or more" in out, out
+
+
+def test_the_command_leaves_the_script_options_that_begin_like_its_own(tmp_path):
+    (tmp_path / "options.py").write_text("import sys\nassert sys.argv[1:] == ['--world', '8', '--keep', 'x'], sys.argv\n")
+    code, out = python("-m", "triton_dist.check", "options.py", "--world", "8", "--keep", "x", "--schedules", "1", cwd=tmp_path)
+    assert code == 0 and "options.py, 2 ranks, 1 schedules" in out, out
 
 
 PLUGIN_TEST = """

@@ -1,5 +1,7 @@
 """Strided fast paths move the same bytes as lane-by-lane access, whatever the shape of addresses and masks."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -144,6 +146,17 @@ def test_comparison_of_formulas_equals_comparison_of_arrays(shape, base, strides
             assert (rectangle_of(found.array()).array() == found.array()).all()
     again = affine_of(a.array(np.int64).view(np.uint64))
     assert (again.array(np.int64) == a.array(np.int64)).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_which_words_a_strided_access_meets(seed):
+    rng = random.Random(seed)
+    for _ in range(50):
+        shape = [rng.randint(0, 4) if rng.random() < 0.1 else rng.randint(1, 5) for _ in range(rng.randint(0, 3))]
+        form = Affine(rng.randint(90, 110), [rng.randint(-20, 20) for _ in shape], shape)
+        size, nbytes, address = rng.choice([1, 2, 4, 8]), rng.choice([4, 8]), rng.randint(0, 220)
+        touched = {int(a) + k for a in form.array(np.int64).ravel() for k in range(size)}
+        assert form.meets(size, address, nbytes) == any(address + k in touched for k in range(nbytes))
 
 
 @triton.jit

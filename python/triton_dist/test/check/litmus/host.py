@@ -1,5 +1,9 @@
 """Host code that touches symmetric memory: torch operations, copies and signals of shmem."""
 
+import copy
+import io
+import pickle
+
 import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
 from triton_dist import shmem
@@ -26,6 +30,20 @@ def receive_kernel(out, inbox, sig, value, ctx, N: tl.constexpr):
     tl.store(out + i, tl.load(inbox + i))
 
 
+READS = {
+    "sum": torch.sum,
+    "tolist": torch.Tensor.tolist,
+    "item": lambda t: t[0].item(),
+    "view": lambda t: t.view(-1),
+    "str": str,
+    "print": print,
+    "format": "{}".format,
+    "save": lambda t: torch.save(t, io.BytesIO()),
+    "pickle": pickle.dumps,
+    "deepcopy": copy.deepcopy,
+}
+
+
 def tensors(V):
     """A peer's kernel writes what the host clears or reads by torch."""
     me, world = shmem.my_pe(), shmem.pe_count()
@@ -50,16 +68,11 @@ def tensors(V):
         spare = shmem.aclshmem_create_tensor((N,), torch.float32)
         spare[3:5] = 0
     send_kernel[(1,)](inbox, x, sig, 1, ctx, N)
-    if V == "sum-early":
-        inbox.sum()
-    elif V == "tolist-early":
-        inbox.tolist()
-    elif V == "item-early":
-        inbox[0].item()
+    if V.endswith("-early"):
+        READS[V.removesuffix("-early")](inbox)
     receive_kernel[(1,)](out, inbox, sig, 1, ctx, N)
-    if V in ("sum", "tolist", "item", "view"):
-        reads = {"sum": torch.sum, "tolist": torch.Tensor.tolist, "item": lambda t: t[0].item(), "view": lambda t: t.view(-1)}
-        reads[V](inbox)
+    if V in READS:
+        READS[V](inbox)
     assert torch.equal(out, torch.arange(N) + 100.0 * ((me - 1) % world))
 
 
@@ -74,6 +87,9 @@ cases(
         "tolist": (),
         "item": (),
         "view": (),
+        "str": (),
+        "save": (),
+        "deepcopy": (),
         "fill": ("data-race", "wrong-result"),
         "copy": ("data-race", "wrong-result"),
         "slice": ("data-race", "wrong-result"),
@@ -81,8 +97,38 @@ cases(
         "sum-early": ("data-race",),
         "tolist-early": ("data-race",),
         "item-early": ("data-race",),
+        "str-early": ("data-race",),
+        "print-early": ("data-race",),
+        "format-early": ("data-race",),
+        "save-early": ("data-race",),
+        "pickle-early": ("data-race",),
+        "deepcopy-early": ("data-race",),
     },
 )
+
+
+@triton.jit
+def accumulate_kernel(total, ctx, N: tl.constexpr):
+    i = tl.arange(0, N)
+    for peer in range(dl.num_ranks(ctx)):
+        tl.atomic_add(dl.symm_at(total, peer, ctx) + i, 1.0, sem="relaxed", scope="sys")
+
+
+def accumulator(V):
+    """All ranks add to all; each host clears a part of its own sum before the next call."""
+    world, total = shmem.pe_count(), shmem.aclshmem_create_tensor((N,), torch.float32)
+    total.zero_()
+    shmem.barrier_all()
+    for _ in range(2):
+        accumulate_kernel[(1,)](total, shmem.context(), N)
+        shmem.barrier_all()
+        assert (total == world).all() or V == "cleared"
+        total.zero_() if V == "cleared-barrier" else total[3:9].zero_()
+        if V == "cleared-barrier":
+            shmem.barrier_all()
+
+
+cases(accumulator, {"cleared-barrier": (), "cleared": ("data-race", "buffer-reuse", "wrong-result", dict(world_size=3))})
 
 
 def loop(V):

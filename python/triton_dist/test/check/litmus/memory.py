@@ -59,6 +59,94 @@ cases(
 
 
 @triton.jit
+def beside_kernel(board, data, out, ctx, V: tl.constexpr, N: tl.constexpr):
+    """A flag among data words: the sender goes on to store to the words beside it."""
+    i = tl.arange(0, N)
+    if dl.rank(ctx) == 0:
+        there = dl.symm_at(board, 1, ctx)
+        dl.put(data, data + N, N, 1, ctx)
+        tl.atomic_xchg(there + 3, 1, sem="release", scope="sys")
+        if V == "strided":
+            tl.store(there + 2 * i, i)
+        elif V == "masked":
+            tl.store(there + i, i, mask=i != 3)
+        elif V == "rows":
+            tl.store(there + i[:, None] * 4 + tl.arange(0, 2)[None, :], i[:, None])
+        elif V == "over":
+            tl.store(there + i, tl.where(i == 3, 1, i))
+    else:
+        while tl.atomic_add(board + 3, 0, sem="acquire", scope="sys") == 0:
+            pass
+        tl.store(out + i, tl.load(data + i))
+
+
+def beside(V):
+    me = shmem.my_pe()
+    board, data = (shmem.aclshmem_create_tensor((4 * N,), torch.int32) for _ in range(2))
+    board.zero_()
+    data.copy_(torch.arange(4 * N) + 100 * me)
+    out = torch.zeros(N, dtype=torch.int32)
+    shmem.barrier_all()
+    beside_kernel[(1,)](board, data, out, shmem.context(), V, N)
+    shmem.barrier_all()
+    assert me == 0 or torch.equal(out, torch.arange(N, 2 * N, dtype=torch.int32))
+
+
+cases(
+    beside,
+    {
+        "strided": (),
+        "masked": (),
+        "rows": (),
+        "over": ("data-race", "missing-release", "missing-acquire"),
+    },
+)
+
+
+@triton.jit
+def fenced_kernel(word, sig, ctx, V: tl.constexpr):
+    """Ranks 0 and 1 store one word at rank 2."""
+    me = dl.rank(ctx)
+    if me < 2:
+        if V != "unfenced" and (V != "one-fenced" or me == 0):
+            dl.fence(ctx)
+        if V == "ordered" and me == 1:
+            _ = dl.wait(sig, 1, ctx)
+        if V == "published" and me == 1:  # rank 0's fenced store to a signal, then a plain one
+            _ = dl.wait(dl.signal_at(sig, 1), 1, ctx)
+        dl.remote_store(word, 5, 2, ctx)
+        if V == "notified":  # a later atomic of the same word hides nothing
+            tl.atomic_add(dl.symm_at(word, 2, ctx), 1, sem="relaxed", scope="sys")
+        if V == "ordered" and me == 0:
+            dl.notify(sig, 1, ctx, 1)
+        if V == "published" and me == 0:
+            dl.fence(ctx)
+            dl.remote_store(dl.signal_at(sig, 1), 1, 1, ctx)
+
+
+def fenced(V):
+    word, sig = shmem.aclshmem_create_tensor((1,), torch.int32), shmem.create_signals(2)
+    word.zero_()
+    shmem.barrier_all()
+    fenced_kernel[(1,)](word, sig, shmem.context(), V)
+    shmem.barrier_all()
+    assert V in ("notified",) or shmem.my_pe() != 2 or word.item() == 5
+
+
+cases(
+    fenced,
+    {
+        "ordered": (dict(world_size=3),),
+        "published": (dict(world_size=3),),
+        "both": ("data-race", dict(world_size=3)),
+        "one-fenced": ("data-race", dict(world_size=3)),
+        "unfenced": ("data-race", dict(world_size=3)),
+        "notified": ("data-race", dict(world_size=3)),
+    },
+)
+
+
+@triton.jit
 def bounds_kernel(buffer, plain, sig, n, ctx, V: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
     me = dl.rank(ctx)
