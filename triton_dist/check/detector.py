@@ -335,6 +335,8 @@ class Detector:
         reason = None
         weak = None
         plain = None if (earlier.scope is None) == (event.scope is None) else event if event.scope is None else earlier
+        if plain is not None and (event.plain or earlier.plain) and (kind == WRITE or self._wrote(earlier, number)):
+            plain = None  # two plain stores, one of them after a fence
         if thread.knows_widely(earlier.thread, earlier.clock):
             # Not the adds to the very tensor that a host goes on to use: these make a sum, no signal.
             total = self._allocation(thread.rank, address) if plain is not None and plain.program is None else None
