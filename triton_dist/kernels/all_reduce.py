@@ -46,7 +46,7 @@ from triton_dist import shmem
 from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
-from .arguments import need
+from .arguments import need, platform_problem
 from .channels import ChannelContext, end_epoch, next_epoch, round_up
 from .operator_context import begin, operands_of, passed_before
 from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
@@ -230,6 +230,7 @@ class AllReduceContext(ChannelContext):
         problem = None if known else f"method is {method!r}: give one of {', '.join(METHODS)}"
         if method == "flagged" and isinstance(dtype, torch.dtype) and dtype.itemsize not in (2, 4):
             problem = f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}"
+        problem = problem or platform_problem(method)
         super().__init__("all_reduce", max_elements, dtype, need_number, team, programs, block, f"{method!r}, ", problem)
         max_elements = self.max_elements
         if method is None:

@@ -128,9 +128,21 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
     return settled, programs
 
 
+# Methods that need what only some platforms have: tensor descriptors, streams with handoffs, 64-bit words written as one.
+NOT_ON_ASCEND = ("tma", "streams", "flagged", "pipelined")
+
+
+def platform_problem(method):
+    """What is wrong with `method` on this process's platform, or None."""
+    if triton_dist.backend == "ascend" and method in NOT_ON_ASCEND:
+        return f"the method {method} is not for the ascend platform: leave method open, or give another one"
+
+
 def checked_method(call, method, methods, config, programs):
     """ValueError unless `method` is None or one of `methods`, and takes the user's config and programs, if any."""
     need(call, method is None or method in methods, f"method is {method!r}: give one of {', '.join(methods)}")
+    problem = platform_problem(method)
+    need(call, problem is None, problem)
     fits = method is None or method in KERNEL_METHODS or (config is None and programs is None)
     need(call, fits, f"config and programs are for the methods {', '.join(KERNEL_METHODS)}; the method {method} takes neither")
 

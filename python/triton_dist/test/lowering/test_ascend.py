@@ -55,6 +55,25 @@ def test_every_kernel_lowers_for_the_other_chips(chip):
     assert not wrong
 
 
+# Kernels of methods that contexts refuse on Ascend: kernels/arguments.py, NOT_ON_ASCEND.
+NVIDIA_METHODS = {
+    "all_reduce_flagged.py": "flagged", "all_reduce_pipelined.py": "pipelined",
+    "gemm_allreduce_tma.py": "tma", "gemm_reduce_scatter_tma.py": "tma", "gemm_reduce_scatter_streams.py": "streams",
+}  # fmt: skip
+
+
+def test_methods_that_ascend_does_not_have_are_refused_by_name(monkeypatch):
+    import triton_dist
+    from triton_dist.kernels.arguments import NOT_ON_ASCEND, platform_problem
+
+    assert set(NVIDIA_METHODS.values()) <= set(NOT_ON_ASCEND)
+    assert not any(map(platform_problem, NOT_ON_ASCEND))  # the cpu platform has them
+    monkeypatch.setattr(triton_dist, "backend", "ascend")
+    for method in NOT_ON_ASCEND:
+        assert f"the method {method} is not for the ascend platform" in platform_problem(method)
+    assert platform_problem(None) is None and platform_problem("two_shot") is None
+
+
 def test_the_cases_are_all_kernels_of_the_library_and_all_words():
     """A kernel or a word that nobody put into the cases is seen here."""
     sources = {case.source for case in CASES}
@@ -62,7 +81,7 @@ def test_the_cases_are_all_kernels_of_the_library_and_all_words():
     for folder in ("triton_dist/kernels", "tutorials/ascend"):
         for path in sorted((ROOT / folder).glob("*.py")):
             for kernel in launched.findall(path.read_text()):
-                assert f"{folder}/{path.name}:{kernel}" in sources
+                assert f"{folder}/{path.name}:{kernel}" in sources or path.name in NVIDIA_METHODS
     language = (ROOT / "triton_dist/language/__init__.py").read_text()
     words = set(re.findall(r'^    "(\w+)",$', language, re.M)) - {"device_function", "target"}
     used = set(re.findall(r"\bdl\.(\w+)\(", (ROOT / "third_party/ascend/cases/word_kernels.py").read_text()))
