@@ -12,7 +12,7 @@ import argparse
 import triton_dist
 from measure import finish, link_rate, microseconds, say, start, synchronize
 from triton_dist.kernels import create_moe_combine_context, create_moe_dispatch_context, moe_combine, moe_dispatch
-from triton_dist.kernels.moe_dispatch import quantize
+from triton_dist.kernels.moe_quantization import quantize
 
 import torch
 import torch.distributed as dist

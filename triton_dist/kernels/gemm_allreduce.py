@@ -45,8 +45,8 @@ from .all_reduce import all_reduce, create_all_reduce_context
 from .arguments import without_gradients
 from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
-from .gemm_reduce_scatter import check_operands, first_tile, settle, sum_tile
-from .gemm_tile import store_tile, tile_product
+from .gemm_reduce_scatter import check_operands, settle, sum_tile
+from .gemm_tile import first_tile, store_tile, tile_product
 from .operator_context import OperatorContext, begin, operands_of, passed_before
 
 METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")

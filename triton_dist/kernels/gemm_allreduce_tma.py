@@ -12,8 +12,8 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, first_of, send_partials
-from .gemm_tile import store_tile
+from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, send_partials
+from .gemm_tile import first_tile, store_tile
 from .gemm_tma import loaded_product, operands
 from .launch import Launcher
 
@@ -40,7 +40,7 @@ def gemm_allreduce_tma_kernel(
 
     rows = tl.maximum(tl.minimum(shard, M - me * shard), 0)
     tiles_m = tl.cdiv(rows, BLOCK_M)
-    first = first_of(me * slots, pid, programs)
+    first = first_tile(me * slots, pid, programs)
     count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - first, 0), programs)
     for tile in range(first, tiles_m * tiles_n, programs):
         pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
@@ -63,7 +63,7 @@ def gemm_allreduce_tma_kernel(
         owner = dl.owner_first(i, me, world)
         rows = tl.maximum(tl.minimum(shard, M - owner * shard), 0)
         tiles_m = tl.cdiv(rows, BLOCK_M)
-        first = first_of(owner * slots, pid, programs)
+        first = first_tile(owner * slots, pid, programs)
         count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - first, 0), programs)
         for tile in range(first, tiles_m * tiles_n, programs):
             count += 1

@@ -55,7 +55,7 @@ from .arguments import (
 )
 from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
-from .gemm_tile import store_tile, tile_product
+from .gemm_tile import first_tile, store_tile, tile_product
 from .gemm_tma import CONFIG
 from .operator_context import OperatorContext, agreement, begin, operands_of, passed_before
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
@@ -64,12 +64,6 @@ METHODS = ("kernel", "tma", "streams", "sequence")
 STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
 TILES = 64  # of all ranks, from which the method tma has work for enough of the device
 ROWS = 128  # of a rank, from which its tiles are not mostly empty
-
-
-@triton.jit
-def first_tile(start, pid, programs):
-    """The first of the tiles start, start + 1, ... that program `pid` computes, counted from `start`: dealt out in turn."""
-    return (pid + programs - start % programs) % programs
 
 
 @triton.jit

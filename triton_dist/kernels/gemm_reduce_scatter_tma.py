@@ -17,15 +17,9 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .gemm_tile import store_tile
+from .gemm_tile import first_tile, store_tile
 from .gemm_tma import CONFIG, loaded_product, operands, programs
 from .launch import Launcher
-
-
-@triton.jit
-def first_of(start, pid, programs):
-    """The first of the tiles start, start + 1, ... that program `pid` computes, counted from `start`: dealt out in turn."""
-    return (pid + programs - start % programs) % programs
 
 
 @triton.jit
@@ -45,7 +39,7 @@ def send_partials(
         owner = dl.owner_first(step, me, world)
         rows = tl.maximum(tl.minimum(shard, M - owner * shard), 0)
         tiles_m = tl.cdiv(rows, BLOCK_M)
-        first = first_of(owner * slots, pid, programs)
+        first = first_tile(owner * slots, pid, programs)
         count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - first, 0), programs)
         for tile in range(first, tiles_m * tiles_n, programs):
             pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)
@@ -92,7 +86,7 @@ def gemm_reduce_scatter_tma_kernel(
     )  # fmt: skip
     rows = tl.maximum(tl.minimum(shard, M - me * shard), 0)
     tiles_m = tl.cdiv(rows, BLOCK_M)
-    first = first_of(me * slots, pid, programs)
+    first = first_tile(me * slots, pid, programs)
     count = past * tl.cdiv(tl.maximum(tiles_m * tiles_n - first, 0), programs)
     for tile in range(first, tiles_m * tiles_n, programs):
         pid_m, pid_n = dl.tile_of(tile, tiles_m, tiles_n, GROUP_M)

@@ -5,6 +5,12 @@ import triton.language as tl
 
 
 @triton.jit
+def first_tile(start, pid, programs):
+    """The first of the tiles start, start + 1, ... that program `pid` computes, counted from `start`: dealt out in turn."""
+    return (pid + programs - start % programs) % programs
+
+
+@triton.jit
 def tile_product(
     a, b, row, last_row, col, N, K, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,

@@ -47,27 +47,14 @@ from .arguments import (
     need_int,
     need_operand,
 )
+from .moe_quantization import GROUP, PAYLOAD_FP8, quantize_tile
 from .moe_routing import count_slots, expert_of, expert_owners, grouped, sum_lines
 from .operator_context import OperatorContext, agreement, begin
 
-PAYLOAD_FP8 = torch.float8_e4m3fn
 # Whether a rank's own tokens go straight into their rows, and not by way of its inbox. On Ascend a store of chosen rows becomes
 # a load, a choice and a store, which would write other rows back.
 PLACE_OWN = triton_dist.backend == "nvidia"
-GROUP = 128  # columns that share an fp32 scale
-FP8_MAX = 448.0
-TINY = 2.0**-100  # a group's largest value counts as at least this: its scale must not vanish
-
-_GROUP, _FP8_MAX, _TINY = tl.constexpr(GROUP), tl.constexpr(FP8_MAX), tl.constexpr(TINY)
-
-
-@triton.jit
-def _quantized(tile, T: tl.constexpr, H: tl.constexpr):
-    """(values [T, H] in units of their groups' scales, scales [T, H // 128])."""
-    grouped = tl.reshape(tile.to(tl.float32), (T, H // _GROUP, _GROUP))
-    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), 2), _TINY), tl.full((T, H // _GROUP), _FP8_MAX, tl.float32))
-    scaled = tl.div_rn(grouped, tl.broadcast_to(scale[:, :, None], (T, H // _GROUP, _GROUP)))
-    return tl.reshape(scaled, (T, H)), scale
+_GROUP = tl.constexpr(GROUP)
 
 
 @triton.jit
@@ -86,7 +73,7 @@ def _send_rows(
         mask = goes[:, None] & (cols < H)
         if FP8:
             groups = tl.cdiv(H, _GROUP)
-            tile, scale = _quantized(tl.load(from_row + cols, mask=inside & (cols < H), other=0.0), BLOCK_T, BLOCK_H)
+            tile, scale = quantize_tile(tl.load(from_row + cols, mask=inside & (cols < H), other=0.0), BLOCK_T, BLOCK_H)
             dl.remote_store(inbox + to * H + cols, tile.to(inbox.dtype.element_ty), peer, ctx, mask)
             group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
             dl.remote_store(scales + to * groups + group, scale, peer, ctx, goes[:, None] & (group < groups))
@@ -110,7 +97,7 @@ def _place_rows(
         cols = (first + h)[None, :]
         tile = tl.load(from_row + cols, mask=inside & (cols < H), other=0.0)
         if FP8:
-            scaled, scale = _quantized(tile, BLOCK_T, BLOCK_H)
+            scaled, scale = quantize_tile(tile, BLOCK_T, BLOCK_H)
             tile = scaled.to(out.dtype.element_ty)
         for j in tl.static_range(K_PAD):
             to = tl.sum(tl.where((slot == j) & here, row, 0), 1).to(tl.int64)[:, None]
@@ -252,16 +239,6 @@ def reference(x, topk_ids, owners, group=None):
     said = [None] * dist.get_world_size(group)
     dist.all_gather_object(said, (x.cpu(), topk_ids.cpu()), group=group)
     return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
-
-
-def quantize(x):
-    """x [n, H] as fp8 and its fp32 scales [n, cdiv(H, 128)], by torch: x ~ payload * scale of the column's group."""
-    n, H = x.shape
-    groups = -(-H // GROUP)
-    wide = torch.nn.functional.pad(x.float(), (0, groups * GROUP - H)).view(n, groups, GROUP)
-    scale = wide.abs().amax(2).clamp_min(TINY) / FP8_MAX
-    payload = (wide / scale[:, :, None]).view(n, groups * GROUP)[:, :H]
-    return payload.to(PAYLOAD_FP8), scale
 
 
 def default_config(max_tokens):

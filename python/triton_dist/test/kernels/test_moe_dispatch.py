@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
-from triton_dist.kernels.moe_dispatch import create_moe_dispatch_context, moe_dispatch, quantize
+from triton_dist.kernels.moe_dispatch import create_moe_dispatch_context, moe_dispatch
+from triton_dist.kernels.moe_quantization import quantize
 from triton_dist.kernels.moe_routing import grouped
 from triton_dist.testing import Ranks
 

@@ -5,7 +5,8 @@ import torch
 from triton_dist import kernels, shmem
 from triton_dist.kernels.all_reduce import in_order_of
 from triton_dist.kernels.moe_combine import reference as combined
-from triton_dist.kernels.moe_dispatch import grouped, quantize
+from triton_dist.kernels.moe_quantization import quantize
+from triton_dist.kernels.moe_routing import grouped
 from triton_dist.kernels.reduce_scatter import fold
 
 from .data import poisoned, values, who
