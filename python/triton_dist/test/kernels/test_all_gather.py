@@ -8,12 +8,10 @@ from hypothesis import given, settings, strategies as st
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
-from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.all_gather import all_gather, create_all_gather_context, reference
-from triton_dist.testing import Ranks
-
 import torch
-import torch.distributed as dist
+
+from .operands import assert_refused, assert_same_bits, random_bits, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
@@ -21,32 +19,17 @@ SMALL = dict(programs=3, block=16)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64]
 
 
-def shard(rank, shape, dtype, seed):
-    """Random bits, NaNs and all."""
-    shape = torch.Size(shape)
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    flat = torch.randint(0, 256, (shape.numel() * dtype.itemsize,), generator=generator, dtype=torch.uint8)
-    return flat.view(dtype).view(shape)
-
-
-def same_bits(x, y):
-    assert x.shape == y.shape and x.dtype == y.dtype
-    return x.numel() == 0 or torch.equal(x.cpu().reshape(-1).view(torch.uint8), y.cpu().reshape(-1).view(torch.uint8))
-
-
 def check(context, shape, dtype, seed, members=None, in_place=False):
     members = members or range(shmem.pe_count())
     rank, device = shmem.team_my_pe(context.team), shmem.device()
-    shards = [shard(r, shape, dtype, seed) for r in members]
+    shards = [random_bits(r, shape, dtype, seed) for r in members]
     x = shards[rank].to(device, copy=True)
     out = torch.zeros(len(members) * shape[0], *shape[1:], dtype=dtype, device=device)
     if in_place:
         own = out[rank * shape[0] : (rank + 1) * shape[0]]
         x = own.copy_(x)
     assert all_gather(x, context, out) is out
-    assert same_bits(out, torch.cat(shards)), (shape, dtype, in_place)
+    assert_same_bits(out, torch.cat(shards), (shape, dtype, in_place))
 
 
 def every_dtype_and_size(dtypes, shapes):
@@ -106,14 +89,11 @@ def test_many_calls_with_ranks_delayed_at_random(ranks, many):
 
 
 def against_torch_distributed():
-    dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
-    try:
-        x = shard(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
+    with torch_distributed():
+        x = random_bits(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
         context = create_all_gather_context(105, torch.bfloat16, **SMALL)
-        assert same_bits(all_gather(x, context), reference(x))
+        assert_same_bits(all_gather(x, context), reference(x))
         assert all_gather(x[0, 0, 0], context).shape == (shmem.pe_count(),)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_torch_distributed_agrees(ranks):
@@ -121,12 +101,10 @@ def test_torch_distributed_agrees(ranks):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    context = create_all_gather_context(100, torch.float32, team=teams[me % 2], **SMALL)
+    team, members = team_of_two()
+    context = create_all_gather_context(100, torch.float32, team=team, **SMALL)
     for n in (100, 7):
-        check(context, (n,), torch.float32, 3, members=[me % 2, me % 2 + 2])
+        check(context, (n,), torch.float32, 3, members)
 
 
 def test_disjoint_teams_work_side_by_side(ranks):
@@ -147,28 +125,13 @@ def wrong_operands():
         "out has strides": (x, torch.zeros(8, 8 * world, device=device).T),
         "x and out overlap": (long[1:11], long[: 10 * world]),
     }
-    for text, (a, out) in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: all_gather: {text}"):
-            all_gather(a, context, out)
+    create = create_all_gather_context
+    assert_refused(
+        {f"all_gather: {text}": lambda x=x, out=out: all_gather(x, context, out) for text, (x, out) in wrong.items()}
+        | {"create_all_gather_context: dtype is torch.complex128": lambda: create(8, torch.complex128)}
+    )
     all_gather(x, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        all_gather(x, context)
-    with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: create_all_gather_context: dtype is torch.complex128"):
-        create_all_gather_context(8, torch.complex128)
-    with pytest.raises(CollectiveMismatchError, match="(?s)=8,.*=9,|=9,.*=8,"):
-        create_all_gather_context(8 + shmem.my_pe(), torch.float32)
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(10):  # 10 x 1 MiB would not fit in 4 MiB
-        create_all_gather_context(2**17, torch.float16, programs=2).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -11,10 +11,10 @@ from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.all_reduce import KERNELS, all_reduce, create_all_reduce_context, in_order_of, reference
 from triton_dist.kernels.reduce_scatter import DTYPES, OPS
-from triton_dist.testing import Ranks
 
 import torch
-import torch.distributed as dist
+
+from .operands import assert_refused, assert_same_bits, random_numbers, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
@@ -24,28 +24,16 @@ SMALL = dict(programs=3, block=16)
 METHODS = (*KERNELS, "pipelined")  # flagged takes whole words of some dtypes: it has a test of its own
 
 
-def message(rank, shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    if dtype.is_floating_point:
-        return (torch.randn(shape, generator=generator) * 3).to(dtype)
-    limits = torch.iinfo(dtype)
-    return torch.randint(limits.min, limits.max, torch.Size(shape), generator=generator, dtype=dtype)
-
-
-def bits(tensor):
-    return tensor.cpu().contiguous().view(torch.uint8)
-
-
 def check(context, method, op, shape, dtype, seed, members=None, in_place=False):
     members = members or range(shmem.pe_count())
     device = shmem.device()
-    messages = [message(r, shape, dtype, seed) for r in members]
+    messages = [random_numbers(r, shape, dtype, seed) for r in members]
     x = messages[shmem.team_my_pe(context.team)].to(device, copy=True)
     out = x if in_place else torch.full_like(x, 77)
     assert all_reduce(x, context, op, out) is out
     if x.numel():
         expected = in_order_of(method, messages, op)
-        assert torch.equal(bits(out), bits(expected)), f"{method} {op} {dtype} {shape} in place: {in_place}"
+        assert_same_bits(out, expected, f"{method} {op} {dtype} {shape} in place: {in_place}")
 
 
 def every_dtype_op_and_size(dtypes, sizes):
@@ -144,18 +132,15 @@ def test_a_nan_on_any_rank_is_a_nan_on_all(ranks):
 
 
 def against_torch_distributed():
-    dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
-    try:
-        x = message(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
+    with torch_distributed() as dist:
+        x = random_numbers(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
+        theirs = x.float()
+        dist.all_reduce(theirs)
         for method in METHODS:
             context = create_all_reduce_context(105, torch.bfloat16, method, **SMALL)
-            assert torch.equal(bits(all_reduce(x, context)), bits(reference(x, "sum", method=method)))
-            theirs = x.float()
-            dist.all_reduce(theirs)
+            assert_same_bits(all_reduce(x, context), reference(x, "sum", method=method))
             assert torch.allclose(all_reduce(x, context).float(), theirs, rtol=2**-7, atol=1e-6)
             context.free()
-    finally:
-        dist.destroy_process_group()
 
 
 def test_torch_distributed_agrees(ranks):
@@ -163,13 +148,11 @@ def test_torch_distributed_agrees(ranks):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
+    team, members = team_of_two()
     for method in METHODS:
-        context = create_all_reduce_context(100, torch.float32, method, team=teams[me % 2], **SMALL)
+        context = create_all_reduce_context(100, torch.float32, method, team=team, **SMALL)
         for n in (100, 7):
-            check(context, method, "sum", (n,), torch.float32, 3, members=[me % 2, me % 2 + 2])
+            check(context, method, "sum", (n,), torch.float32, 3, members)
         context.free()
 
 
@@ -192,36 +175,25 @@ def wrong_operands():
         "x and out overlap": (long[:60], "sum", long[1:61]),
         "op is 'mean'": (x, "mean", None),
     }
-    for text, (a, op, out) in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: all_reduce: {text}"):
-            all_reduce(a, context, op, out)
+    assert_refused(
+        {
+            f"all_reduce: {text}": lambda a=a, op=op, out=out: all_reduce(a, context, op, out)
+            for text, (a, op, out) in wrong.items()
+        }
+    )
     all_reduce(x, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        all_reduce(x, context)
-    for text, arguments in {
+    create = create_all_reduce_context
+    wrong = {
         "dtype is torch.int8": (8, torch.int8),
         "method is 'tree'": (8, torch.float32, "tree"),
         "max_elements is -1": (-1, torch.float32),
         "programs is 0": (8, torch.float32, "mesh", 0, 0),
         "block is 24": (8, torch.float32, "mesh", 0, 2, 24),
-    }.items():
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: create_all_reduce_context: {text}"):
-            create_all_reduce_context(*arguments)
+    }
+    assert_refused({f"create_all_reduce_context: {text}": lambda args=args: create(*args) for text, args in wrong.items()})
     with pytest.raises(CollectiveMismatchError, match="(?s)'mesh'.*'ring'|'ring'.*'mesh'"):
         create_all_reduce_context(8, torch.float32, ("mesh", "ring")[shmem.my_pe()])
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(5):  # 5 x 3 x 1 MiB would not fit in 4 MiB
-        for method in METHODS:
-            create_all_reduce_context(2**17, torch.float16, method, programs=2).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

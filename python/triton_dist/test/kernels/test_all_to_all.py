@@ -10,39 +10,24 @@ import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.all_to_all import all_to_all, all_to_all_v, create_all_to_all_context, reference
-from triton_dist.testing import Ranks
 
 import torch
+
+from .operands import assert_refused, assert_same_bits, poisoned, random_bits, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.bool, torch.float8_e5m2]
 
 
-def rows_of(rank, rows, row_shape, dtype, seed):
-    """Random bits, so also infinities and NaNs of many payloads: a copy keeps them."""
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (rows, *row_shape, dtype.itemsize), generator=generator)
-    return bits.to(torch.uint8).view(dtype).view(rows, *row_shape)
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
-
-
-def poisoned(rows, row_shape, dtype):
-    fill = torch.full((rows, *row_shape, dtype.itemsize), 1 if dtype == torch.bool else 0x5A, dtype=torch.uint8)
-    return fill.view(dtype).view(rows, *row_shape).to(shmem.device())
-
-
 def run_equal(context, R, seed, members=None):
     world, device = context.num_ranks, shmem.device()
     me = shmem.team_my_pe(context.team)
-    inputs = [rows_of(r, R * world, context.row_shape, context.dtype, seed) for r in members or range(world)]
-    out = poisoned(R * world, context.row_shape, context.dtype)
+    inputs = [random_bits(r, (R * world, *context.row_shape), context.dtype, seed) for r in members or range(world)]
+    out = poisoned((R * world, *context.row_shape), context.dtype)
     assert all_to_all(inputs[me].to(device), context, out) is out
     expected = torch.cat([x[me * R : (me + 1) * R] for x in inputs])
-    assert same_bits(out, expected), f"R={R}"
+    assert_same_bits(out, expected, f"R={R}")
     context.verify()
 
 
@@ -51,16 +36,17 @@ def run_v(context, table, seed, counts_dtype=torch.int32, spare=0, members=None)
     world, device = context.num_ranks, shmem.device()
     me = shmem.team_my_pe(context.team)
     members = members or range(world)
-    inputs = [rows_of(r, sum(table[i]) + spare, context.row_shape, context.dtype, seed) for i, r in enumerate(members)]
-    out = poisoned(context.max_rows + 1, context.row_shape, context.dtype)
+    shapes = [(sum(row) + spare, *context.row_shape) for row in table]
+    inputs = [random_bits(r, shape, context.dtype, seed) for r, shape in zip(members, shapes)]
+    out = poisoned((context.max_rows + 1, *context.row_shape), context.dtype)
     counts = torch.tensor(table[me], dtype=counts_dtype, device=device)
     result, received = all_to_all_v(inputs[me].to(device), counts, context, out)
     assert result is out and received.tolist() == [table[s][me] for s in range(world)]
     expected = torch.cat([torch.split(x[: sum(row)], row)[me] for x, row in zip(inputs, table)])
     total = expected.shape[0]
-    assert same_bits(out[:total], expected), table
-    untouched = poisoned(context.max_rows + 1, context.row_shape, context.dtype)[total:]
-    assert same_bits(out[total:], untouched), "rows after the received ones were written"
+    assert_same_bits(out[:total], expected, table)
+    untouched = poisoned((context.max_rows + 1, *context.row_shape), context.dtype)[total:]
+    assert_same_bits(out[total:], untouched, "rows after the received ones were written")
     context.verify()
 
 
@@ -120,10 +106,11 @@ def overflows():
     }
     for call, (text, table) in enumerate(bad.items()):
         for dtype in (torch.int32, torch.int64):
-            out = poisoned(10, (4,), torch.float32)
+            out = poisoned((10, 4), torch.float32)
             counts = torch.tensor(table[me], dtype=dtype, device=device)
             _, received = all_to_all_v(x, counts, context, out)
-            assert received.tolist() == [0] * world and same_bits(out, poisoned(10, (4,), torch.float32))
+            assert received.tolist() == [0] * world
+            assert_same_bits(out, poisoned((10, 4), torch.float32))
         with pytest.raises(ValueError, match=f"rank {me}: all_to_all: call {2 + 3 * call} of this context: .*{text}"):
             context.verify()
         run_v(context, fitting, call)  # the next call works, and `verify` has forgotten
@@ -174,10 +161,7 @@ def test_many_calls_with_ranks_delayed_at_random(world, calls, ranks, many):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    members, team = ([0, 2], teams[0]) if me % 2 == 0 else ([1, 3], teams[1])
+    team, members = team_of_two()
     context = create_all_to_all_context(20, 6, torch.float32, team=team, programs=2)
     run_equal(context, 7, 1, members)
     run_v(context, [[3, 9], [0, 5]], 2, members=members)
@@ -188,17 +172,16 @@ def test_disjoint_teams_work_side_by_side(ranks):
 
 
 def against_torch():
-    import torch.distributed as dist
-
-    dist.init_process_group(shmem.process_group_backend())
     world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
     context = create_all_to_all_context(9 * world, 5, torch.bfloat16)
-    x = rows_of(me, 9 * world, (5,), torch.bfloat16, 1).to(device)
-    assert same_bits(all_to_all(x, context), reference(x)[0])
+    x = random_bits(me, (9 * world, 5), torch.bfloat16, 1).to(device)
     counts = torch.tensor([me + peer for peer in range(world)], device=device)
     out, received = all_to_all_v(x, counts, context)
-    rows, wanted = reference(x, counts)
-    assert received.tolist() == wanted and same_bits(out[: len(rows)], rows)
+    with torch_distributed():
+        assert_same_bits(all_to_all(x, context), reference(x)[0])
+        rows, wanted = reference(x, counts)
+    assert received.tolist() == wanted
+    assert_same_bits(out[: len(rows)], rows)
 
 
 def test_the_reference_of_torch_agrees(ranks):
@@ -225,32 +208,17 @@ def wrong_operands():
         ),
         "all_to_all_v: received is torch.int64": lambda: all_to_all_v(x, counts, context, received=counts.long()),
     }
-    for text, call in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {me}: {text}"):
-            call()
+    create = create_all_to_all_context
+    wrong |= {
+        "create_all_to_all_context: dtype is torch.complex128": lambda: create(8, 4, torch.complex128),
+        "create_all_to_all_context: max_rows is -1": lambda: create(-1, 4, torch.int8),
+        "create_all_to_all_context: config has .'BLOCK_Q'": lambda: create(8, 4, torch.int8, config={"BLOCK_Q": 1}),
+    }
+    assert_refused(wrong)
     all_to_all(x, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        all_to_all(x, context)
-    with pytest.raises(ValueError, match="dtype is torch.complex128"):
-        create_all_to_all_context(8, 4, torch.complex128)
-    with pytest.raises(ValueError, match="max_rows is -1"):
-        create_all_to_all_context(-1, 4, torch.int8)
-    with pytest.raises(ValueError, match="BLOCK_Q"):
-        create_all_to_all_context(8, 4, torch.int8, config={"BLOCK_Q": 1})
     with pytest.raises(CollectiveMismatchError, match="max_rows=8.*\n.*max_rows=9|max_rows=9.*\n.*max_rows=8"):
         create_all_to_all_context(8 + me, 4, torch.float32)
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(20):  # 20 x 0.5 MiB would not fit in 4 MiB
-        create_all_to_all_context(64, 1024, torch.float32).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -10,7 +10,6 @@ import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels import allgather_gemm, create_allgather_gemm_context
-from triton_dist.testing import Ranks
 
 import torch
 
@@ -173,15 +172,3 @@ def wrong_operands():
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    create = dict(dtype=torch.float16, config=SMALL, programs=2)
-    create_allgather_gemm_context(64, 1024, **create).free()
-    for _ in range(20):  # 20 x 0.5 MiB would not fit in 4 MiB
-        create_allgather_gemm_context(64, 1024, **create).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -9,7 +9,6 @@ import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
 from triton_dist import shmem
 from triton_dist.kernels.barrier import barrier, create_barrier_context, reference
-from triton_dist.testing import Ranks
 
 import torch
 import torch.distributed as dist
@@ -89,13 +88,3 @@ def freed():
 
 def test_a_freed_context_is_refused(ranks):
     ranks(2).run(freed)
-
-
-def heap_use():
-    for _ in range(100):  # 100 signals of 64 bytes in blocks of 512 would not fit in 32 KiB
-        create_barrier_context().free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=32 << 10)

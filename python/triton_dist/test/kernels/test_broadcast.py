@@ -8,12 +8,11 @@ from hypothesis import given, settings, strategies as st
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
-from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.broadcast import broadcast, create_broadcast_context, reference
-from triton_dist.testing import Ranks
 
 import torch
-import torch.distributed as dist
+
+from .operands import assert_refused, assert_same_bits, random_bits, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
@@ -21,28 +20,13 @@ SMALL = dict(programs=3, block=16)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.complex64]
 
 
-def message(rank, shape, dtype, seed):
-    """Random bits, NaNs and all."""
-    shape = torch.Size(shape)
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    flat = torch.randint(0, 256, (shape.numel() * dtype.itemsize,), generator=generator, dtype=torch.uint8)
-    return flat.view(dtype).view(shape)
-
-
-def same_bits(x, y):
-    assert x.shape == y.shape and x.dtype == y.dtype
-    return x.numel() == 0 or torch.equal(x.cpu().reshape(-1).view(torch.uint8), y.cpu().reshape(-1).view(torch.uint8))
-
-
 def check(context, shape, root, dtype, seed, in_place=False):
     """On every rank, members of the context's team or of another one of the same shape."""
     rank, device = shmem.team_my_pe(context.team), shmem.device()
-    x = message(rank, shape, dtype, seed).to(device)
+    x = random_bits(rank, shape, dtype, seed).to(device)
     out = x if in_place else torch.zeros_like(x)
     assert broadcast(x, root, context, out) is out
-    assert same_bits(out, message(root, shape, dtype, seed)), (shape, root, dtype, in_place)
+    assert_same_bits(out, random_bits(root, shape, dtype, seed), (shape, root, dtype, in_place))
 
 
 def every_dtype_size_and_root(dtypes, shapes):
@@ -125,14 +109,11 @@ def test_a_root_can_be_two_calls_ahead_and_its_data_waits(ranks):
 
 
 def against_torch_distributed():
-    dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
-    try:
-        x = message(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
+    with torch_distributed():
+        x = random_bits(shmem.my_pe(), (3, 5, 7), torch.bfloat16, 1).to(shmem.device())
         context = create_broadcast_context(105, torch.bfloat16, **SMALL)
         for root in range(shmem.pe_count()):
-            assert same_bits(broadcast(x, root, context), reference(x, root))
-    finally:
-        dist.destroy_process_group()
+            assert_same_bits(broadcast(x, root, context), reference(x, root))
 
 
 def test_torch_distributed_agrees(ranks):
@@ -140,14 +121,12 @@ def test_torch_distributed_agrees(ranks):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side; the root is a rank of the team."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    context = create_broadcast_context(100, torch.float32, team=teams[me % 2], **SMALL)
-    device = shmem.device()
+    """The root is a rank of the team."""
+    team, members = team_of_two()
+    context = create_broadcast_context(100, torch.float32, team=team, **SMALL)
+    x = torch.full((100,), float(shmem.my_pe()), device=shmem.device())
     for root in (0, 1):
-        y = broadcast(torch.full((100,), float(me), device=device), root, context)
-        assert (y == me % 2 + 2 * root).all()
+        assert (broadcast(x, root, context) == members[root]).all()
 
 
 def test_disjoint_teams_work_side_by_side(ranks):
@@ -168,26 +147,11 @@ def wrong_operands():
         "root is 2: give a rank of the team, 0 to 1": (x, 2, None),
         "root is -1": (x, -1, None),
     }
-    for text, (a, root, out) in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: broadcast: {text}"):
-            broadcast(a, root, context, out)
+    assert_refused(
+        {f"broadcast: {text}": lambda args=args: broadcast(*args[:2], context, args[2]) for text, args in wrong.items()}
+    )
     broadcast(x, 1, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        broadcast(x, 0, context)
-    with pytest.raises(CollectiveMismatchError, match="(?s)=8,.*=9,|=9,.*=8,"):
-        create_broadcast_context(8 + shmem.my_pe(), torch.float32)
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(10):  # 10 x 1 MiB would not fit in 4 MiB
-        create_broadcast_context(2**18, torch.float16, programs=2).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

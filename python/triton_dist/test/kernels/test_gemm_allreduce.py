@@ -10,7 +10,6 @@ import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.gemm_allreduce import create_gemm_allreduce_context, gemm_allreduce, reference
-from triton_dist.testing import Ranks
 
 import torch
 import torch.distributed as dist
@@ -203,14 +202,3 @@ def wrong_operands():
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(10):  # 10 times 1.5 MiB and 64 KiB would not fit in 4 MiB
-        for method in METHODS:
-            create_gemm_allreduce_context(512, 512, torch.float16, method, config=SMALL, programs=2).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -239,13 +239,3 @@ def wrong_operands():
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(20):  # 20 x 0.6 MiB would not fit in 4 MiB
-        create_moe_dispatch_context(64, 1024, 2, 4, torch.float32, max_received=150, fp8=False, **SMALL).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -8,6 +8,11 @@ import pytest
 import triton_dist  # noqa: F401  before triton
 from triton_dist import kernels, shmem
 from triton_dist.errors import CollectiveMismatchError, ShmemError
+from triton_dist.kernels.all_reduce import METHODS as ALL_REDUCE_METHODS
+from triton_dist.kernels.allgather_gemm import METHODS as ALLGATHER_GEMM_METHODS
+from triton_dist.kernels.gemm_allreduce import METHODS as GEMM_ALLREDUCE_METHODS
+from triton_dist.kernels.gemm_reduce_scatter import METHODS as GEMM_REDUCE_SCATTER_METHODS
+from triton_dist.shmem import world
 
 import numpy as np
 import torch
@@ -17,17 +22,23 @@ pytestmark = pytest.mark.dist
 fp32, fp16 = torch.float32, torch.float16
 
 CREATE = {
-    "all_gather": lambda dtype, team: kernels.create_all_gather_context(8, dtype, team=team),
-    "all_reduce": lambda dtype, team: kernels.create_all_reduce_context(8, dtype, team=team),
-    "broadcast": lambda dtype, team: kernels.create_broadcast_context(8, dtype, team=team),
-    "reduce_scatter": lambda dtype, team: kernels.create_reduce_scatter_context(8, dtype, team=team),
-    "all_to_all": lambda dtype, team: kernels.create_all_to_all_context(8, 4, dtype, team=team),
-    "sequence_all_to_all": lambda dtype, team: kernels.create_sequence_all_to_all_context(3, 2, 4, dtype, team=team),
-    "qkv_all_to_all": lambda dtype, team: kernels.create_qkv_all_to_all_context(3, 4, 2, 4, dtype, team=team),
-    "allgather_gemm": lambda dtype, team: kernels.create_allgather_gemm_context(16, 16, dtype, team=team),
-    "gemm_reduce_scatter": lambda dtype, team: kernels.create_gemm_reduce_scatter_context(16, 16, dtype, team=team),
-    "gemm_allreduce": lambda dtype, team: kernels.create_gemm_allreduce_context(16, 16, dtype, team=team),
-    "moe_dispatch": lambda dtype, team: kernels.create_moe_dispatch_context(4, 16, 2, 4, dtype, team=team),
+    "all_gather": lambda dtype, team, **k: kernels.create_all_gather_context(8, dtype, team=team, **k),
+    "all_reduce": lambda dtype, team, **k: kernels.create_all_reduce_context(8, dtype, team=team, **k),
+    "broadcast": lambda dtype, team, **k: kernels.create_broadcast_context(8, dtype, team=team, **k),
+    "reduce_scatter": lambda dtype, team, **k: kernels.create_reduce_scatter_context(8, dtype, team=team, **k),
+    "all_to_all": lambda dtype, team, **k: kernels.create_all_to_all_context(8, 4, dtype, team=team, **k),
+    "sequence_all_to_all": lambda dtype, team, **k: kernels.create_sequence_all_to_all_context(3, 2, 4, dtype, team=team, **k),
+    "qkv_all_to_all": lambda dtype, team, **k: kernels.create_qkv_all_to_all_context(3, 4, 2, 4, dtype, team=team, **k),
+    "allgather_gemm": lambda dtype, team, **k: kernels.create_allgather_gemm_context(16, 16, dtype, team=team, **k),
+    "gemm_reduce_scatter": lambda dtype, team, **k: kernels.create_gemm_reduce_scatter_context(16, 16, dtype, team=team, **k),
+    "gemm_allreduce": lambda dtype, team, **k: kernels.create_gemm_allreduce_context(16, 16, dtype, team=team, **k),
+    "moe_dispatch": lambda dtype, team, **k: kernels.create_moe_dispatch_context(4, 16, 2, 4, dtype, team=team, **k),
+}
+METHODS = {
+    "all_reduce": ALL_REDUCE_METHODS,
+    "allgather_gemm": ALLGATHER_GEMM_METHODS,
+    "gemm_reduce_scatter": GEMM_REDUCE_SCATTER_METHODS,
+    "gemm_allreduce": GEMM_ALLREDUCE_METHODS,
 }
 
 
@@ -39,6 +50,9 @@ def wrong_on_one_rank():
         assert name in str(raised.value) and f"rank {me}: " in str(raised.value)
     with pytest.raises(CollectiveMismatchError, match="max_elements=8.*\n.*max_elements=9"):
         kernels.create_all_gather_context(8 + me, fp32)
+    for create in CREATE.values():
+        with pytest.raises(CollectiveMismatchError, match="(?s)float32.*float16|float16.*float32"):
+            create((fp32, fp16)[me], 0)
     for create in CREATE.values():  # all ranks are still in step
         create(fp32, 0).free()
 
@@ -85,6 +99,31 @@ def test_a_creation_that_fails_keeps_no_memory(ranks):
     ranks(2).run(creation_without_room, heap_bytes=16 << 20)
 
 
+def every_method():
+    """(what, function that makes the context) for each operator and method."""
+    for name, create in CREATE.items():
+        for method in METHODS.get(name, (None,)):
+            given = {} if method is None else dict(method=method)
+            yield f"{name} {method or ''}", lambda create=create, given=given: create(fp16, 0, **given)
+    dispatch = CREATE["moe_dispatch"](fp16, 0)
+    yield "moe_combine", lambda: kernels.create_moe_combine_context(dispatch)
+    yield "barrier", kernels.create_barrier_context
+
+
+def creation_and_freeing():
+    heap = world.current("test").allocator
+    for what, create in every_method():
+        before = heap.free_bytes
+        context = create()
+        assert heap.free_bytes < before, what
+        context.free()
+        assert heap.free_bytes == before, what
+
+
+def test_freeing_gives_all_memory_back(ranks):
+    ranks(2).run(creation_and_freeing, timeout=60)
+
+
 def freed_and_foreign():
     contexts = {name: create(fp32, 0) for name, create in CREATE.items()}
     contexts["moe_combine"] = kernels.create_moe_combine_context(contexts["moe_dispatch"])
@@ -95,10 +134,29 @@ def freed_and_foreign():
     y, weights = torch.zeros(contexts["moe_dispatch"].max_rows, 16), torch.zeros(0, 2)
     with pytest.raises(ValueError, match="the handle is empty: no moe_dispatch has written it"):
         kernels.moe_combine(y, weights, handle, contexts["moe_combine"])
+    x = torch.zeros(16, 16)
+    ids = torch.zeros(4, 2, dtype=torch.int32)
+    use = {
+        "all_gather": lambda context: kernels.all_gather(x, context),
+        "all_reduce": lambda context: kernels.all_reduce(x, context),
+        "broadcast": lambda context: kernels.broadcast(x, 0, context),
+        "reduce_scatter": lambda context: kernels.reduce_scatter(x, context),
+        "all_to_all": lambda context: kernels.all_to_all(x, context),
+        "sequence_all_to_all": lambda context: kernels.transpose_all_to_all(x, context),
+        "qkv_all_to_all": lambda context: kernels.qkv_all_to_all(x, x, x, context),
+        "allgather_gemm": lambda context: kernels.allgather_gemm(x, x, context),
+        "gemm_reduce_scatter": lambda context: kernels.gemm_reduce_scatter(x, x, context),
+        "gemm_allreduce": lambda context: kernels.gemm_allreduce(x, x, context),
+        "moe_dispatch": lambda context: kernels.moe_dispatch(x[:4], ids, context),
+        "moe_combine": lambda context: kernels.moe_combine(y, weights, handle, context),
+        "barrier": kernels.barrier,
+    }
+    assert use.keys() == contexts.keys()
     for name, context in contexts.items():
         context.free()
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: {name}: the context was freed"):
-            context.free()
+        for call in (use[name], type(context).free):
+            with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: [a-z_]+: the context was freed"):
+                call(context)
 
 
 def test_contexts_that_were_freed_or_are_another_operators(ranks):

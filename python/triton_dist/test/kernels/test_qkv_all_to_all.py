@@ -15,25 +15,15 @@ from triton_dist.kernels.qkv_all_to_all import (
     qkv_all_to_all,
     reference,
 )
-from triton_dist.testing import Ranks
 
 import torch
+
+from .operands import assert_refused, assert_same_bits, random_bits, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.uint8]
 SMALL = dict(BLOCK_M=16, BLOCK_N=32)
-
-
-def bits(rank, shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    return torch.randint(0, 256, (*shape, dtype.itemsize), generator=generator).to(torch.uint8).view(dtype).view(shape)
-
-
-def assert_same_bits(a, b, what):
-    assert a.dtype == b.dtype and a.shape == b.shape, what
-    a, b = (x.cpu().contiguous().view(torch.uint8) for x in (a, b))
-    assert torch.equal(a, b), what
 
 
 def own_heads(heads, me, world):
@@ -49,13 +39,13 @@ def run_case(S, Hq, Hkv, D, dtype, seed, programs=2, config=SMALL, calls=2, team
     lengths = [S] * world if isinstance(S, int) else S
     first = sum(lengths[:me])
     for call in range(calls):
-        packed = [bits(r, (n, Hq + 2 * Hkv, D), dtype, seed + call) for r, n in zip(members, lengths)]
+        packed = [random_bits(r, (n, Hq + 2 * Hkv, D), dtype, seed + call) for r, n in zip(members, lengths)]
         split = [torch.split(x.to(device), [Hq, Hkv, Hkv], dim=1) for x in packed]  # views: tokens lie apart
         results = qkv_all_to_all(*split[me], context)
         for i, (result, heads) in enumerate(zip(results, (Hq, Hkv, Hkv))):
             expected = torch.cat([x[i][:, own_heads(heads, me, world)] for x in split])
             assert_same_bits(result, expected, f"{'qkv'[i]} of {what}")
-        full = [bits(r, (sum(lengths), Hq // world, D), dtype, 50 + seed + call) for r in members]
+        full = [random_bits(r, (sum(lengths), Hq // world, D), dtype, 50 + seed + call) for r in members]
         back = attention_output_all_to_all(full[me].to(device), context)
         expected = torch.cat([x[first : first + lengths[me]] for x in full], dim=1)
         assert_same_bits(back, expected, f"output of {what}")
@@ -152,10 +142,7 @@ def test_many_calls_with_ranks_delayed_at_random(world, calls, ranks, many):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    members, team = ([0, 2], teams[0]) if me % 2 == 0 else ([1, 3], teams[1])
+    team, members = team_of_two()
     run_case([5, 8], 4, 1, 4, torch.float16, seed=1, team=team, members=members)
 
 
@@ -164,16 +151,15 @@ def test_disjoint_teams_work_side_by_side(ranks):
 
 
 def against_torch():
-    import torch.distributed as dist
-
-    dist.init_process_group(shmem.process_group_backend())
     world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
     lengths = [4 + 3 * r for r in range(world)]
     for Hkv in (1, world):
         context = create_qkv_all_to_all_context(lengths, 2 * world, Hkv, 8, torch.bfloat16)
-        qkv = [bits(me, (lengths[me], heads, 8), torch.bfloat16, 3).to(device) for heads in (2 * world, Hkv, Hkv)]
-        for ours, theirs in zip(qkv_all_to_all(*qkv, context), reference(*qkv, lengths)):
-            assert_same_bits(ours, theirs, f"Hkv={Hkv}")
+        qkv = [random_bits(me, (lengths[me], heads, 8), torch.bfloat16, 3).to(device) for heads in (2 * world, Hkv, Hkv)]
+        with torch_distributed():
+            theirs = reference(*qkv, lengths)
+        for ours, expected in zip(qkv_all_to_all(*qkv, context), theirs):
+            assert_same_bits(ours, expected, f"Hkv={Hkv}")
 
 
 def test_the_reference_of_torch_agrees(ranks):
@@ -193,37 +179,20 @@ def wrong_operands():
         r"qkv_all_to_all: the q of out is \[4, 4, 8\]": lambda: qkv_all_to_all(q, k, k, context, (q, k, k)),
         r"attention_output_all_to_all: o is \[4, 4, 8\]": lambda: attention_output_all_to_all(q, context),
     }
-    for text, call in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {me}: {text}"):
-            call()
+    assert_refused(wrong)
     qkv_all_to_all(q, k, k, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        qkv_all_to_all(q, k, k, context)
-    for text, args in {
-        "Hq is 3: give a multiple of the 2 ranks and of Hkv = 1": (4, 3, 1, 8),
-        "Hq is 4: give a multiple of the 2 ranks and of Hkv = 3": (4, 4, 3, 8),
-        "Hkv is 3: give a multiple or a divisor of the 2 ranks": (4, 6, 3, 8),
-        "Hkv is 0: give an integer of 1 or more": (4, 4, 0, 8),
-        "S is -1": (-1, 4, 4, 8),
-    }.items():
-        with pytest.raises(ValueError, match=f"rank {me}: create_qkv_all_to_all_context: {text}"):
-            create(*args, torch.float32)
-    with pytest.raises(ValueError, match="dtype is torch.complex128"):
-        create(4, 4, 2, 8, torch.complex128)
+    wrong = {
+        "Hq is 3: give a multiple of the 2 ranks and of Hkv = 1": (4, 3, 1, 8, torch.float32),
+        "Hq is 4: give a multiple of the 2 ranks and of Hkv = 3": (4, 4, 3, 8, torch.float32),
+        "Hkv is 3: give a multiple or a divisor of the 2 ranks": (4, 6, 3, 8, torch.float32),
+        "Hkv is 0: give an integer of 1 or more": (4, 4, 0, 8, torch.float32),
+        "S is -1": (-1, 4, 4, 8, torch.float32),
+        "dtype is torch.complex128": (4, 4, 2, 8, torch.complex128),
+    }
+    assert_refused({f"create_qkv_all_to_all_context: {text}": lambda args=args: create(*args) for text, args in wrong.items()})
     with pytest.raises(CollectiveMismatchError, match="S=4.*\n.*S=5|S=5.*\n.*S=4"):
         create(4 + me, 4, 2, 8, torch.float32)
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(20):  # 20 x 0.5 MiB would not fit in 4 MiB
-        create_qkv_all_to_all_context(16, 16, 8, 128, torch.float32).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

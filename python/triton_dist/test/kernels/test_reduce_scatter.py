@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
-from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.reduce_scatter import (
     DTYPES,
     OPS,
@@ -17,39 +16,26 @@ from triton_dist.kernels.reduce_scatter import (
     reduce_scatter,
     reference,
 )
-from triton_dist.testing import Ranks
 
 import torch
-import torch.distributed as dist
+
+from .operands import assert_refused, assert_same_bits, random_numbers, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
 SMALL = dict(programs=3, block=16)
 
 
-def message(rank, shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    if dtype.is_floating_point:
-        return (torch.randn(shape, generator=generator) * 3).to(dtype)
-    limits = torch.iinfo(dtype)
-    return torch.randint(limits.min, limits.max, torch.Size(shape), generator=generator, dtype=dtype)
-
-
-def bits(tensor):
-    return tensor.cpu().contiguous().view(torch.uint8)
-
-
 def check(context, op, shape, dtype, seed, members=None, in_place=False):
     """`shape` of the result."""
     members = members or range(shmem.pe_count())
     rank, device, rows = shmem.team_my_pe(context.team), shmem.device(), shape[0]
-    messages = [message(r, (len(members) * rows, *shape[1:]), dtype, seed) for r in members]
+    messages = [random_numbers(r, (len(members) * rows, *shape[1:]), dtype, seed) for r in members]
     x = messages[rank].to(device, copy=True)
     out = x[rank * rows : (rank + 1) * rows] if in_place else torch.full(shape, 77, dtype=dtype, device=device)
     assert reduce_scatter(x, context, op, out) is out
     expected = fold([one[rank * rows : (rank + 1) * rows] for one in messages], op)
-    if out.numel():
-        assert torch.equal(bits(out), bits(expected)), f"{op} {dtype} {shape} in place: {in_place}"
+    assert_same_bits(out, expected, f"{op} {dtype} {shape} in place: {in_place}")
 
 
 def every_dtype_op_and_size(dtypes, shapes):
@@ -111,19 +97,16 @@ def test_many_calls_with_ranks_delayed_at_random(ranks, many):
 
 
 def against_torch_distributed():
-    dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
-    try:
-        x = message(shmem.my_pe(), (2 * shmem.pe_count(), 5, 7), torch.bfloat16, 1).to(shmem.device())
+    with torch_distributed() as dist:
+        x = random_numbers(shmem.my_pe(), (2 * shmem.pe_count(), 5, 7), torch.bfloat16, 1).to(shmem.device())
         context = create_reduce_scatter_context(70, torch.bfloat16, **SMALL)
         for op in OPS:
-            assert torch.equal(bits(reduce_scatter(x, context, op)), bits(reference(x, op)))
+            assert_same_bits(reduce_scatter(x, context, op), reference(x, op))
         theirs = x.float()
         dist.all_reduce(theirs)
         theirs = theirs[2 * shmem.my_pe() :][:2]
         assert torch.allclose(reduce_scatter(x, context).float(), theirs, rtol=2**-7, atol=1e-6)
         assert reference(x[:0]).shape == (0, 5, 7)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_torch_distributed_agrees(ranks):
@@ -131,12 +114,10 @@ def test_torch_distributed_agrees(ranks):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    context = create_reduce_scatter_context(100, torch.float32, team=teams[me % 2], **SMALL)
+    team, members = team_of_two()
+    context = create_reduce_scatter_context(100, torch.float32, team=team, **SMALL)
     for n in (100, 7):
-        check(context, "sum", (n,), torch.float32, 3, members=[me % 2, me % 2 + 2])
+        check(context, "sum", (n,), torch.float32, 3, members)
 
 
 def test_disjoint_teams_work_side_by_side(ranks):
@@ -158,28 +139,15 @@ def wrong_operands():
         "x and out overlap": (long[:60], "sum", long[1:31]),
         "op is 'mean'": (x, "mean", None),
     }
-    for text, (a, op, out) in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {shmem.my_pe()}: reduce_scatter: {text}"):
-            reduce_scatter(a, context, op, out)
+    assert_refused(
+        {
+            f"reduce_scatter: {text}": lambda a=a, op=op, out=out: reduce_scatter(a, context, op, out)
+            for text, (a, op, out) in wrong.items()
+        }
+    )
     reduce_scatter(x, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        reduce_scatter(x, context)
-    with pytest.raises(ValueError, match="dtype is torch.int8"):
-        create_reduce_scatter_context(8, torch.int8)
-    with pytest.raises(CollectiveMismatchError, match="(?s)=8,.*=9,|=9,.*=8,"):
-        create_reduce_scatter_context(8 + shmem.my_pe(), torch.float32)
+    assert_refused({"create_reduce_scatter_context: dtype is torch.int8": lambda: create_reduce_scatter_context(8, torch.int8)})
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(10):  # 10 x 1 MiB would not fit in 4 MiB
-        create_reduce_scatter_context(2**17, torch.float16, programs=2).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

@@ -16,25 +16,15 @@ from triton_dist.kernels.sequence_all_to_all import (
     transpose_all_to_all,
     transpose_reference,
 )
-from triton_dist.testing import Ranks
 
 import torch
+
+from .operands import assert_refused, assert_same_bits, poisoned, random_bits, team_of_two, torch_distributed
 
 pytestmark = pytest.mark.dist
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.float8_e4m3fn]
 SMALL = dict(BLOCK_M=16, BLOCK_N=32)
-
-
-def bits(rank, shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    return torch.randint(0, 256, (*shape, dtype.itemsize), generator=generator).to(torch.uint8).view(dtype).view(shape)
-
-
-def assert_same_bits(a, b, what):
-    assert a.dtype == b.dtype and a.shape == b.shape, what
-    a, b = (x.cpu().contiguous().view(torch.uint8) for x in (a, b))
-    assert torch.equal(a, b), what
 
 
 def run_case(S, H, D, dtype, seed, programs=2, config=SMALL, calls=2, team=0, members=None):
@@ -44,15 +34,14 @@ def run_case(S, H, D, dtype, seed, programs=2, config=SMALL, calls=2, team=0, me
     lengths = [S] * world if isinstance(S, int) else S
     first = sum(lengths[:me])
     for call in range(calls):
-        by_tokens = [bits(r, (n, H * world, D), dtype, seed + call) for r, n in zip(members, lengths)]
+        by_tokens = [random_bits(r, (n, H * world, D), dtype, seed + call) for r, n in zip(members, lengths)]
         by_heads = torch.cat([x[:, me * H : (me + 1) * H] for x in by_tokens])
         assert context.by_tokens == tuple(by_tokens[me].shape) and context.by_heads == tuple(by_heads.shape)
-        out = torch.full((by_heads.numel() * dtype.itemsize,), 0x5A, dtype=torch.uint8, device=device)
-        out = out.view(dtype).view(by_heads.shape)
+        out = poisoned(by_heads.shape, dtype)
         assert transpose_all_to_all(by_tokens[me].to(device), context, out) is out
         assert_same_bits(out, by_heads, f"transpose of S={S} H={H} D={D} {dtype}")
         assert_same_bits(reverse_all_to_all(out, context), by_tokens[me], f"round trip of S={S} H={H} D={D} {dtype}")
-        full = [bits(r, (sum(lengths), H, D), dtype, 50 + seed + call) for r in members]
+        full = [random_bits(r, (sum(lengths), H, D), dtype, 50 + seed + call) for r in members]
         back = reverse_all_to_all(full[me].to(device), context)
         expected = torch.cat([x[first : first + lengths[me]] for x in full], dim=1)
         assert_same_bits(back, expected, f"reverse of S={S} H={H} D={D} {dtype}")
@@ -119,7 +108,7 @@ def strided_operands():
     world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
     S, H, D = 9, 2, 4
     context = create_sequence_all_to_all_context(S, H, D, torch.float32, config=SMALL, programs=2)
-    wide = [bits(r, (S, H * world + 3, D), torch.float32, 2) for r in range(world)]
+    wide = [random_bits(r, (S, H * world + 3, D), torch.float32, 2) for r in range(world)]
     views = [x[:, 1 : 1 + H * world] for x in wide]
     out = torch.full((S * world, H + 5, D), -7.0, device=device)
     transpose_all_to_all(wide[me].to(device)[:, 1 : 1 + H * world], context, out[:, 2 : 2 + H])
@@ -136,10 +125,7 @@ def test_tokens_that_lie_apart_work(ranks):
 
 
 def in_a_team():
-    """Two disjoint teams of two work side by side."""
-    me = shmem.my_pe()
-    teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    members, team = ([0, 2], teams[0]) if me % 2 == 0 else ([1, 3], teams[1])
+    team, members = team_of_two()
     run_case([5, 8], 3, 4, torch.float16, seed=1, team=team, members=members)
 
 
@@ -148,14 +134,16 @@ def test_disjoint_teams_work_side_by_side(ranks):
 
 
 def against_torch():
-    import torch.distributed as dist
+    with torch_distributed() as dist:
+        compare_with_torch(dist)
 
-    dist.init_process_group(shmem.process_group_backend())
+
+def compare_with_torch(dist):
     world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
     H, D = 3, 16
     for lengths in ([10] * world, [4 + 3 * r for r in range(world)]):
         context = create_sequence_all_to_all_context(lengths, H, D, torch.bfloat16)
-        x = bits(me, (lengths[me], H * world, D), torch.bfloat16, 3).to(device)
+        x = random_bits(me, (lengths[me], H * world, D), torch.bfloat16, 3).to(device)
         y = transpose_all_to_all(x, context)
         assert_same_bits(y, transpose_reference(x, lengths), "transpose")
         assert_same_bits(reverse_all_to_all(y, context), reverse_reference(y, lengths), "reverse")
@@ -192,34 +180,21 @@ def wrong_operands():
         ),
         r"transpose_all_to_all: out is \[1,": lambda: transpose_all_to_all(x, context, y[:1]),
     }
-    for text, call in wrong.items():
-        with pytest.raises(ValueError, match=f"rank {me}: {text}"):
-            call()
+    create = create_sequence_all_to_all_context
+    wrong |= {
+        f"create_sequence_all_to_all_context: {text}": lambda args=args, config=config: create(*args, config=config)
+        for text, args, config in (
+            ("dtype is torch.complex128", (4, 2, 8, torch.complex128), None),
+            (r"S is \[1\]: give one length for each of the 2 ranks", ([1], 2, 8, torch.int8), None),
+            ("H is -1", (4, -1, 8, torch.int8), None),
+            ("config has .'BLOCK_Q'", (4, 2, 8, torch.int8), {"BLOCK_Q": 1}),
+        )
+    }
+    assert_refused(wrong)
     transpose_all_to_all(x, context)  # still usable
-    context.free()
-    with pytest.raises(ValueError, match="was freed"):
-        transpose_all_to_all(x, context)
-    with pytest.raises(ValueError, match="dtype is torch.complex128"):
-        create_sequence_all_to_all_context(4, 2, 8, torch.complex128)
-    with pytest.raises(ValueError, match=r"S is \[1\]: give one length for each of the 2 ranks"):
-        create_sequence_all_to_all_context([1], 2, 8, torch.int8)
-    with pytest.raises(ValueError, match="H is -1"):
-        create_sequence_all_to_all_context(4, -1, 8, torch.int8)
-    with pytest.raises(ValueError, match="BLOCK_Q"):
-        create_sequence_all_to_all_context(4, 2, 8, torch.int8, config={"BLOCK_Q": 1})
     with pytest.raises(CollectiveMismatchError, match="S=4.*\n.*S=5|S=5.*\n.*S=4"):
         create_sequence_all_to_all_context(4 + me, 2, 8, torch.int8)
 
 
 def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
     ranks(2).run(wrong_operands)
-
-
-def heap_use():
-    for _ in range(20):  # 20 x 0.5 MiB would not fit in 4 MiB
-        create_sequence_all_to_all_context(16, 16, 128, torch.float32).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=4 << 20)

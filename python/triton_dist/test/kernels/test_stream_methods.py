@@ -16,7 +16,6 @@ from triton_dist.kernels import (
     gemm_reduce_scatter,
 )
 from triton_dist.kernels import stream_costs
-from triton_dist.testing import Ranks
 
 import torch
 
@@ -162,15 +161,3 @@ def wrong_choices():
 
 def test_a_wrong_method_is_refused_by_name(ranks):
     ranks(2).run(wrong_choices)
-
-
-def heap_use():
-    for method in METHODS:
-        for _ in range(8):  # 8 x 1.5 MiB and more would not fit in 8 MiB
-            create_allgather_gemm_context(256, 512, torch.bfloat16, method=method).free()
-            create_gemm_allreduce_context(256, 512, torch.bfloat16, method=method).free()
-
-
-def test_freeing_returns_the_heap_to_what_it_was(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(heap_use, heap_bytes=8 << 20)
