@@ -5,6 +5,7 @@ SHMEM_LOG_TO_STDOUT  1: stdout instead of stderr
 SHMEM_LOG_PATH       a folder: append to shmem_<pid>.log there as well
 """
 
+import functools
 import os
 import sys
 
@@ -32,10 +33,19 @@ def last_error():
 def _shown_from():
     if _level is not None:
         return _level
-    text = os.environ.get("SHMEM_LOG_LEVEL", "WARN").strip().upper()
-    if text in LEVELS:
-        return LEVELS.index(text)
-    return int(text) if text.isdigit() else 2
+    return _level_of(os.environ.get("SHMEM_LOG_LEVEL", "WARN"))
+
+
+@functools.cache  # so that the warning comes once
+def _level_of(text):
+    name = text.strip().upper()
+    if name in LEVELS:
+        return LEVELS.index(name)
+    if name.isdigit() and int(name) < len(LEVELS):
+        return int(name)
+    level = LEVELS.index("WARN")
+    sys.stderr.write(f"[WARN] triton_dist.shmem: SHMEM_LOG_LEVEL={text!r}: give {', '.join(LEVELS)} or 0 to 4; WARN is used\n")
+    return level
 
 
 def _emit(level, text, rank):

@@ -409,6 +409,19 @@ def test_names_versions_and_logs(capfd, monkeypatch, tmp_path):
     assert not capfd.readouterr().out
 
 
+def test_an_unknown_log_level_is_said_once_and_warnings_are_shown(capfd, monkeypatch):
+    from triton_dist.shmem import log
+
+    monkeypatch.setattr(log, "_level", None)
+    monkeypatch.setenv("SHMEM_LOG_LEVEL", "loud")
+    log.warn("first")
+    log.info("not shown")
+    log.warn("second")
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("[WARN] triton_dist.shmem: SHMEM_LOG_LEVEL='loud': give DEBUG, INFO")
+    assert said[1:] == ["[WARN] triton_dist.shmem: first", "[WARN] triton_dist.shmem: second"]
+
+
 def test_every_name_of_the_wheel_is_here():
     names = """aclshmem_init aclshmem_finalize aclshmem_finialize aclshmem_get_unique_id aclshmem_init_using_unique_id
         aclshmemx_init_status set_conf_store_tls aclshmem_malloc aclshmem_calloc aclshmem_align aclshmem_free
