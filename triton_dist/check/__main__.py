@@ -26,7 +26,10 @@ def main(argv=None):
         "--exhaustive", action="store_true", help="every order of signals that can make a difference, at most --schedules runs"
     )
     parser.add_argument("--resident", type=int, help="programs of a grid that run at a time (default all)")
-    parser.add_argument("--seconds", type=float, help="start no further schedule after so long")
+    parser.add_argument("--seconds", type=float, help="for all schedules together; the last one is given up")
+    parser.add_argument(
+        "--stall-seconds", type=float, default=60, help="without any access, launch or wait: endless (default 60)"
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
     args, rest = parser.parse_known_args(argv)
     if rest and rest[0] == "--":
@@ -39,6 +42,7 @@ def main(argv=None):
         report = explore(
             program, world_size=args.world_size, schedules=args.schedules, seed=args.triton_dist_seed, init=False,
             exhaustive=args.exhaustive, resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
+            stall_seconds=args.stall_seconds,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))

@@ -10,6 +10,7 @@ from .exhaustive import Exhaustive, Path
 from .findings import SYMPTOMS, Report
 from .simulator import Simulation
 from .strategies import strategy_of
+from .watchdog import Watchdog
 
 HEAP_BYTES = 64 << 20
 
@@ -27,6 +28,7 @@ def explore(
     keep_going=False,
     max_steps=2_000_000,
     seconds=None,
+    stall_seconds=60,
 ):
     """Runs `program(*args)` on `world_size` ranks, all in this process, under many schedules, and looks for faults.
 
@@ -49,7 +51,10 @@ def explore(
         resident: programs of a grid that run at a time; None: TRITON_DIST_RESIDENT, else all. Give what a device holds.
         keep_going: go on after the first schedule that shows a fault, to count how many do.
         max_steps: accesses to memory after which a schedule counts as endless.
-        seconds: start no further schedule after so long.
+        seconds: for all schedules together; the one that runs then is given up. When it is the first, or stands still, that
+            is a finding.
+        stall_seconds: a rank or program that runs so long and touches no shared memory, launches nothing and waits for
+            nobody counts as endless. A long computation inside of one torch operation does not.
 
     Returns: a Report. `report.ok`, `report.findings`, `print(report)`, `report.raise_if_found()`.
 
@@ -63,6 +68,9 @@ def explore(
     named = isinstance(seed, str) and re.fullmatch(r"fifo|[0-9]+|path:([0-9]+(\.[0-9]+)*)?", seed)
     if not (seed is None or named or (isinstance(seed, int) and seed >= 0)):
         raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "path:..." that a report names')
+    for name, value in (("seconds", seconds), ("stall_seconds", stall_seconds)):
+        if not (value is None and name == "seconds") and not value > 0:
+            raise ValueError(f"explore: {name} is {value!r}: give seconds, more than 0")
     if resident is not None and resident < 1:
         raise ValueError(f"explore: resident is {resident}: give 1 or more programs")
     body = program
@@ -76,29 +84,37 @@ def explore(
     began = time.perf_counter()
     length = 1000
     search = Exhaustive() if exhaustive else None
-    for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
-        output = io.StringIO()
-        simulation = Simulation(world_size, search or _strategy(number, length), resident, max_steps)
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            simulation.run(body, args)
-        if search:
-            number = search.path()
-            search.finish()
-            report.complete = search.over
-            report.redundant += simulation.redundant
-            if simulation.redundant:
+    with Watchdog(stall_seconds, None if seconds is None else time.monotonic() + seconds) as watchdog:
+        for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
+            output = io.StringIO()
+            simulation = Simulation(world_size, search or _strategy(number, length), resident, max_steps, watchdog)
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                simulation.run(body, args)
+            replayed = number is None and seed not in (None, "fifo")  # it only tells how long the schedule to replay is
+            if search:
+                number = f"path:{search.path()}"
+                search.finish()
+                report.complete = search.over and not simulation.cut
+                report.redundant += simulation.redundant
+                if simulation.redundant:
+                    continue
+            elif number is None:
+                length = simulation.steps
+            if simulation.cut and (report.schedules or simulation.findings or replayed):
+                report.cut = True
+            elif simulation.cut:
+                text = f"the time given ({seconds:g} s) was over before the first schedule was\n{simulation.cut}"
+                simulation.found("livelock", text, ranks=range(world_size))
+            elif replayed:
                 continue
-        elif number is None:
-            length = simulation.steps
-            if seed not in (None, "fifo"):
-                continue  # it only told how long the schedule to replay is
-        _add(report, simulation, number, resident)
-        if report.schedules == 1 or (simulation.findings and len(report.findings) == len(simulation.findings)):
-            report.outputs = output.getvalue()
-        if not simulation.findings:
-            report.results = simulation.results
-        if (report.findings and not keep_going) or (seconds and time.perf_counter() - began > seconds):
-            break
+            if not report.cut or simulation.findings:
+                _add(report, simulation, number, resident)
+            if report.schedules == 1 or (simulation.findings and len(report.findings) == len(simulation.findings)):
+                report.outputs = output.getvalue()
+            if not simulation.findings and not simulation.cut:
+                report.results = simulation.results
+            if report.cut or (report.findings and not keep_going) or watchdog.expired():
+                break
     report.findings.sort(key=lambda one: one.kind in SYMPTOMS)  # causes first
     report.seconds = time.perf_counter() - began
     return report
@@ -131,13 +147,13 @@ def _add(report, simulation, seed, resident):
     report.schedules += 1
     report.steps += simulation.steps
     report.flagged += bool(simulation.findings)
-    shown = "fifo" if seed is None else f"path:{seed}" if isinstance(seed, str) else seed
+    shown = "fifo" if seed is None else seed
     for one in simulation.findings:
         known = next((found for found in report.findings if found.key == one.key), None)
         if known is not None:
             known.count += 1
             continue
-        one.seed, one.count = seed, 1
+        one.seed, one.count = shown, 1
         limit = "" if resident is None else f", resident={resident}"
         one.replay = f"seed={shown!r}, world_size={report.world_size}{limit} (--triton-dist-seed {shown})"
         report.findings.append(one)

@@ -55,13 +55,13 @@ SYMPTOMS = {"wrong-result", "rank-failed", "deadlock", "livelock", "unwaited-sig
 @dataclass
 class Finding:
     """`kind` is one of KINDS. `places` are the source lines, `ranks` the ranks that it is about, `seed` the schedule that
-    shows it (None: the first-in, first-out one)."""
+    shows it, for `explore(seed=...)`: "fifo", a number, or "path:..." of an exhaustive search."""
 
     kind: str
     text: str
     places: tuple = ()
     ranks: tuple = ()
-    seed: int | None = None
+    seed: int | str | None = None
     replay: str = ""
     count: int = 1  # times seen, over all schedules
 
@@ -94,6 +94,7 @@ class Report:
     seconds: float = 0.0
     flagged: int = 0  # schedules that showed something
     complete: bool = False
+    cut: bool = False  # whether the time given was over inside of a schedule
     redundant: int = 0  # further runs of an exhaustive search, given up because others cover them
     findings: list = field(default_factory=list)
     outputs: str = ""  # what the ranks printed in the schedule that failed first, else in the first one
@@ -113,7 +114,8 @@ class Report:
 
     def __str__(self):
         run = f"all {self.schedules} schedules" if self.complete else f"{self.schedules} schedules"
-        head = f"{self.program}, {self.world_size} ranks, {run} explored in {self.seconds:.1f} s: "
+        head = f"{self.program}, {self.world_size} ranks, {run} explored in {self.seconds:.1f} s"
+        head += ", then the time given was over: " if self.cut else ": "
         if self.ok:
             return head + "nothing found"
         parts = [head + f"{len(self.findings)} finding(s)", *map(str, self.findings)]

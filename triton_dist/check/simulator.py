@@ -3,64 +3,65 @@ says which goes on. A schedule depends on nothing but the strategy's seed.
 
 While a simulation runs it stands in for three things: the scheduler's own way of running programs (`scheduler.hand_over`),
 the platform under shmem (`backends.in_process`), and torch.distributed's functions (process_group.py). Per-rank state of
-the process (shmem's world, RANK and LOCAL_RANK, random generators) is exchanged whenever another rank's host goes on.
+the process (shmem's world, rank_state.py) is exchanged whenever another rank's host goes on.
 """
 
-import os
-import random
+import ctypes
+import math
 
 import numpy as np
-import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from .. import backends, context
+from .. import backends
 from ..errors import TritonDistError
 from ..interpreter import scheduler
 from ..interpreter.location import error_line
 from ..interpreter.scheduler import COMPARE, Poll, Wait
 from ..shmem import world
-from . import process_group, sites
+from . import blocked, process_group, sites
 from .detector import Detector
 from .exhaustive import Redundant
 from .findings import Finding
 from .host_access import HostAccess
 from .platform import SimulatedPlatform
-from .tasks import HostWait, Launch, Task
+from .rank_state import Modes, RankStates
+from .tasks import HostWait, Launch, Stuck, Task, TimeOver
+from .watchdog import Interrupted
 from .watcher import Watcher
 
 TURNS = 300  # a poll loop that has read nothing new so often waits for a change; when nobody can make one, it is stuck
 PLAIN_TURNS = 1000  # the same for loads that are not volatile
+HOST_TURNS = 20_000  # the same for reads by a host's tensor operations, after so many equal ones in a row:
+HOST_PATIENCE, HOST_LANES = 50, 64  # reads of at most so many words
 STREAK = 3000  # steps of one task while others could run, before it lets them
-HOST_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-class Stuck(Exception):
-    """A schedule cannot go on; `kind` says why."""
-
-    def __init__(self, kind, text):
-        super().__init__(text)
-        self.kind = kind
-
+HOST_KINDS = {4: "int32", 8: "int64"}
+STILL = 5.0  # seconds without progress after which a schedule whose time is over was standing still
+LOOK = 256  # steps between two looks at the clock
+_abandoned = []  # coroutines that nothing ends: they stand in a loop that takes every exception
 
 class Simulation:
     """One schedule of `program(*args)` on every rank.
 
     strategy: of strategies.py. resident: programs of a grid that run at a time (None: TRITON_DIST_RESIDENT, else all).
-    max_steps: accesses to memory before the run counts as endless.
+    max_steps: accesses to memory, or turns of coroutines, before the run counts as endless. watchdog: a Watchdog that is
+    running, which ends loops without any access; None: nobody does.
     """
 
-    def __init__(self, world_size, strategy, resident=None, max_steps=2_000_000):
+    def __init__(self, world_size, strategy, resident=None, max_steps=2_000_000, watchdog=None):
         self.world_size, self.strategy, self.resident, self.max_steps = world_size, strategy, resident, max_steps
+        self.watchdog = watchdog
         self.findings, self.results = [], [None] * world_size
         self.detector = Detector(world_size, self.heap_map, self.found)
         self.host_access = HostAccess(self._host_touched)
         self.tasks, self.made, self.current, self.steps, self.streak = [], 0, None, 0, 0
-        self.worlds, self.randoms, self.meetings = [None] * world_size, [None] * world_size, {}
-        self.grad, self.launches = [True] * world_size, [0] * world_size
+        self.worlds, self.launches, self.meetings = [None] * world_size, [0] * world_size, {}
+        self.states, self.modes = RankStates(world_size), Modes()
         self.groups = process_group.Groups(self)
-        self.host_rank = None  # the rank whose host's state the process has
+        self.turns = 0  # of coroutines
         self.redundant = False  # whether another schedule of an exhaustive search covers this one
         self.failed = False  # whether a rank has: the others go on as far as they can
+        self.ending = False  # whether coroutines are being ended
+        self.cut = ""  # who ran when the time was over before the schedule was
 
     # -- the run
     def run(self, program, args=()):
@@ -70,45 +71,64 @@ class Simulation:
         if scheduler.current is not None or backends.in_process is not None:
             raise TritonDistError("the checker was called from inside a kernel or from inside itself")
         self.hub = getcurrent()
-        saved, grad = _state_of_process(), torch.is_grad_enabled()
-        outer = {name: os.environ.get(name) for name in HOST_VARIABLES}
+        self.states.begin()
         try:
             backends.in_process = SimulatedPlatform(self)
             scheduler.hand_over(self)
             scheduler.observer = Watcher(self)
-            os.environ.update(WORLD_SIZE=str(self.world_size), LOCAL_WORLD_SIZE=str(self.world_size))
-            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-            os.environ.setdefault("MASTER_PORT", "29500")
-            torch.manual_seed(0), random.seed(0), np.random.seed(0)
-            for rank in range(self.world_size):
-                self.randoms[rank] = _state_of_process()
-                task = self._task(rank)
-                task.thread = self.detector.threads.hosts[rank]
-                task.greenlet = greenlet(lambda rank=rank: self._host(rank, program, args))
+            with self.host_access:  # for the hosts: the hub has no modes
+                self.modes.leave()
+                try:
+                    self._run(program, args)
+                finally:
+                    self.modes.enter()
+        finally:
+            scheduler.hand_over(None)
+            self._forget()
+            backends.in_process = None
+            scheduler.rank = 0
+            world.set_active(None)
+            self.states.end()
+
+    def _run(self, program, args):
+        for rank in range(self.world_size):
+            task = self._task(rank)
+            task.thread, task.modes = self.detector.threads.hosts[rank], Modes(self.modes)
+            task.greenlet = greenlet(lambda task=task: self._host(task, program, args))
+        if self.watchdog is not None:
+            self.watchdog.watch(self)
+        try:
             with self.groups:
                 self._loop()
             if not self.failed:
                 self.detector.ended()
         except Redundant:
             self.redundant = True
+        except TimeOver:
+            self.cut = f"{self.current} at {blocked.place(self.current)}: runs"
+        except Interrupted as error:
+            self._report_stuck(self._stall(sites.of_error(error)))
         except Stuck as stuck:
-            if self.strategy.exhaustive:
-                waiting = [task for task in self.tasks if isinstance(task.wait, Wait)]
-                self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in waiting]
-            ranks = tuple(sorted({task.rank for task in self.tasks}))
-            self.found(stuck.kind, str(stuck), self._blocked_places(), ranks)
+            self._report_stuck(stuck)
         finally:
             scheduler.observer = None
             self._end_tasks()
-            scheduler.hand_over(None)
-            self._forget()
-            backends.in_process = None
-            scheduler.rank = 0
-            world.set_active(None)
-            for name, value in outer.items():
-                os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-            _restore(saved)
-            torch.set_grad_enabled(grad)
+            if self.watchdog is not None:
+                self.watchdog.release()
+
+    def _report_stuck(self, stuck):
+        if self.strategy.exhaustive:
+            waiting = [task for task in self.tasks if isinstance(task.wait, Wait)]
+            self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in waiting]
+        places = blocked.places(self.tasks)
+        lines = [str(stuck)] if str(stuck) else []
+        if stuck.kind == "livelock" and not self.current.greenlet.dead:
+            places = (blocked.place(self.current), *places)
+            lines = [f"{self.current} at {places[0]}: {stuck}"]
+        others = [task for task in self.tasks if stuck.kind != "livelock" or task is not self.current]
+        lines.append(blocked.describe(others, self.heap_map))
+        ranks = tuple(sorted({task.rank for task in self.tasks}))
+        self.found(stuck.kind, "\n".join(line for line in lines if line), places, ranks)
 
     def _forget(self):
         """Frees the heaps and their shadows now: this object and its coroutines refer to one another."""
@@ -118,18 +138,28 @@ class Simulation:
         self.detector.forget()
 
     def _end_tasks(self):
+        self.ending = True
         for task in self.tasks:
-            if task.greenlet and not task.greenlet.dead:
-                try:
-                    task.greenlet.throw(GreenletExit)
-                except Exception:  # what a rank's `finally` raises while the schedule is given up
-                    pass
+            self._end(task)
         self.tasks = []
 
-    def _host(self, rank, program, args):
+    def _end(self, task):
+        if task.greenlet and not task.greenlet.dead:
+            self.turns += 1
+            self.current, self.rank = task, task.rank
+            try:
+                task.greenlet.throw(GreenletExit)
+            except (Exception, Interrupted):  # what a rank's `finally` raises while the schedule is given up
+                pass
+            if not task.greenlet.dead:
+                _abandoned.append(task.greenlet)
+
+    def _host(self, task, program, args):
+        rank = task.rank
+        task.modes.enter()
         try:
             self.results[rank] = program(*args)
-        except (GreenletExit, Stuck):
+        except (GreenletExit, Stuck, Interrupted):
             raise
         except SystemExit as exit:
             if exit.code not in (None, 0):
@@ -145,6 +175,8 @@ class Simulation:
             if len(message) > 600:
                 message = message[:600] + " ..."
             self._failed(rank, kind, f"rank {rank}: {type(error).__name__}: {message}", error)
+        finally:
+            task.modes.end()
 
     def _failed(self, rank, kind, text, error):
         place = error_line(error)
@@ -162,7 +194,12 @@ class Simulation:
             if not ready and self.failed:
                 return  # the others wait for the rank that has failed
             if not ready:
-                raise Stuck("deadlock", self.describe())
+                raise Stuck("deadlock", "")
+            self.turns += 1
+            if self.turns > self.max_steps:
+                raise Stuck("livelock", f"runs on after {self.turns} turns of ranks and programs")
+            if not self.turns % LOOK and self._expired():
+                raise TimeOver
             alone = len(ready) == 1 and not self.strategy.exhaustive
             task = ready[0] if alone else self.strategy.pick(ready)
             self._resume(task)
@@ -174,7 +211,8 @@ class Simulation:
         return [
             task
             for task in self.tasks
-            if isinstance(task.wait, Poll) and task.turns < (PLAIN_TURNS if task.plain else TURNS)
+            if isinstance(task.wait, Poll)
+            and task.turns < (HOST_TURNS if task.launch is None else PLAIN_TURNS if task.plain else TURNS)
         ]
 
     def _resume(self, task):
@@ -185,10 +223,9 @@ class Simulation:
         scheduler.rank = task.rank
         world.set_active(self.worlds[task.rank])
         if task.launch is None:
-            self._enter_host(task.rank)
+            self.states.enter(task.rank)
             scheduler.current = scheduler.kernel = None
-            with self.host_access:
-                task.greenlet.switch()
+            task.greenlet.switch()
             self.worlds[task.rank] = world.active()
             return
         scheduler.current, scheduler.kernel = task, task.launch.kernel
@@ -199,17 +236,6 @@ class Simulation:
         finally:
             scheduler.current = scheduler.kernel = None
 
-    def _enter_host(self, rank):
-        if rank == self.host_rank:  # no other host ran in between, and programs change none of this
-            return
-        if self.host_rank is not None:
-            self.randoms[self.host_rank] = _state_of_process()
-            self.grad[self.host_rank] = torch.is_grad_enabled()
-        self.host_rank = rank
-        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-        _restore(self.randoms[rank])
-        torch.set_grad_enabled(self.grad[rank])
-
     def _task(self, rank, launch=None, program=-1):
         task = Task(self.made, rank, launch, program)
         self.made += 1
@@ -219,6 +245,7 @@ class Simulation:
     # -- the engine's part: called on a program's coroutine, `launch` on a host's
     def launch(self, kernel, run_program, grid):
         rank = self.rank
+        self.moved()
         launch = Launch(rank, self.launches[rank], kernel, run_program, grid, self.resident)
         self.launches[rank] += 1
         self.note("give", ("launch", rank, launch.number))
@@ -247,7 +274,7 @@ class Simulation:
         self.note("take", ("launch", launch.rank, launch.number))
         try:
             launch.run_program()
-        except (GreenletExit, Stuck):
+        except (GreenletExit, Stuck, Interrupted):
             raise
         except BaseException as error:
             error.program_place = f"rank {task.rank}, kernel {launch.kernel}, program {task.index}, {error_line(error)}"
@@ -276,33 +303,70 @@ class Simulation:
         """Before an access to memory: others may run."""
         self.steps += 1
         self.streak += 1
-        if self.steps > self.max_steps:
-            raise Stuck("livelock", f"after {self.steps} accesses to memory:\n{self.describe()}")
         task = self.current
+        if self.ending:
+            raise GreenletExit
+        if self.steps > self.max_steps:
+            self._switch(Stuck("livelock", f"runs on after {self.steps} accesses to memory"))
+        if not self.steps % LOOK and self._expired():
+            self._switch(TimeOver())
         if self.streak > STREAK:
             self.streak = 0
             self.strategy.spins(task)
-            self.hub.switch()
+            self._switch()
         elif self.strategy.preempts(task, sync):
-            self.hub.switch()
+            self._switch()
+
+    def _switch(self, stuck=None):
+        """From the running coroutine to the hub, where `stuck` ends the schedule. It is raised there and not here, so that
+        nothing in the program can take it."""
+        modes = self.current.modes
+        if modes is not None:
+            modes.leave()
+        try:
+            self.hub.switch() if stuck is None else self.hub.throw(stuck)
+        finally:
+            if modes is not None:
+                modes.enter()
+
+    # -- the watchdog's part
+    def progress(self):
+        return self.steps + self.turns
+
+    def _expired(self):
+        return self.watchdog is not None and self.watchdog.expired()
+
+    def _stall(self, place=None):
+        seconds = f"{self.watchdog.idle:.0f} s"
+        runs = f"runs for {seconds} without touching shared memory, launching a kernel or waiting for anybody"
+        return Stuck("livelock", runs if place is None else f"{self.current} at {place}: {runs}")
+
+    def interrupt(self, frame):
+        """Called between two steps of Python code, in a schedule that goes on for too long."""
+        if getcurrent() is not self.hub:
+            if self.ending:
+                self._switch()  # for good: it is left where it is
+            else:
+                still = self.watchdog.idle >= min(self.watchdog.stall_seconds, STILL)
+                self._switch(self._stall() if still else TimeOver())
 
     def block(self, wait):
         task = self.current
         self.moved()
         if self.strategy.exhaustive and task.launch is not None:
             task.wait, task.seen_writes = wait, -1
-            self.hub.switch()
+            self._switch()
             wait.ready()
             self.note("r", wait.address, lambda value: COMPARE[wait.compare](value, wait.value))
             return
         self.step()
         if not wait.ready():
             task.wait, task.seen_writes = wait, -1
-            self.hub.switch()
+            self._switch()
             wait.ready()
 
     def pause(self):
-        self.hub.switch()
+        self._switch()
 
     def moved(self):
         task = self.current
@@ -311,7 +375,7 @@ class Simulation:
 
     def poll(self, words, kind, patience=1):
         task = self.current
-        if task is None or task.launch is None or not words:
+        if task is None or not words:
             return
         known = task.words
         if any(known.get(address) != seen for address, seen in words.items()):
@@ -324,7 +388,7 @@ class Simulation:
         task.plain = task.plain and patience > 1
         if task.turns >= patience:
             task.wait, task.seen_writes = Poll(dict(known), kind), -1
-            self.hub.switch()
+            self._switch()
 
     # -- hosts
     def host_thread(self):
@@ -332,9 +396,12 @@ class Simulation:
 
     def wait_on_host(self, ready, describe):
         """Blocks the running rank's host."""
+        if self.ending:
+            raise GreenletExit
+        self.moved()
         task = self.current
         task.wait = HostWait(ready, describe)
-        self.hub.switch()
+        self._switch()
 
     def exchange(self, key, members, rank, value, describe):
         """Every member's value, in order; all meet here. `key` names the meeting, alike on all members."""
@@ -355,11 +422,20 @@ class Simulation:
         return [said[member] for member in members]
 
     def _host_touched(self, where, size, writes, word):
+        """A tensor operation of host code is about to read or write symmetric memory."""
         task = self.current
-        if task is not None and task.launch is None:
-            (self.detector.store if writes else lambda t, a, s, w: self.detector.load(t, a, s, False, w))(
-                task.thread, where, size, word
-            )
+        if task is None or task.launch is not None or self.ending:
+            return
+        self.step(False)
+        if writes:
+            self.moved()
+            self.detector.store(task.thread, where, size, word)
+            return
+        if math.prod(where.shape) <= HOST_LANES:
+            addresses = where.array(np.uint64).ravel().tolist()
+            words = {address: ctypes.string_at(address, size) for address in addresses}
+            self.poll(words, HOST_KINDS.get(size, ""), HOST_PATIENCE)
+        self.detector.load(task.thread, where, size, False, word)
 
     # -- reports
     def heap_map(self, rank):
@@ -373,34 +449,3 @@ class Simulation:
             known.count += 1
             return
         self.findings.append(Finding(kind, text, tuple(places), tuple(ranks)))
-
-    def _blocked_places(self):
-        return tuple(sorted({self._place(task) for task in self.tasks if task.wait is not None}))
-
-    def _place(self, task):
-        frame = task.greenlet.gr_frame
-        return sites.text(sites.of(frame)) if frame is not None else "not started"
-
-    def describe(self):
-        lines = []
-        unstarted = {id(t.launch): t.launch for t in self.tasks if t.launch is not None and t.launch.next < t.launch.programs}
-        for task in self.tasks[:24]:
-            context.heap_map = self.heap_map(task.rank)
-            what = f"waits: {task.wait}" if isinstance(task.wait, HostWait) else str(task.wait or "could run")
-            lines.append(f"{task} at {self._place(task)}: {what}")
-        if len(self.tasks) > 24:
-            lines.append(f"... and {len(self.tasks) - 24} more")
-        for launch in unstarted.values():
-            lines.append(
-                f"rank {launch.rank} kernel {launch.kernel}: {launch.programs - launch.next} of {launch.programs} programs "
-                f"not started ({launch.limit} run at a time)"
-            )
-        return "\n".join(lines)
-
-
-def _state_of_process():
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _restore(state):
-    torch.set_rng_state(state[0]), random.setstate(state[1]), np.random.set_state(state[2])

@@ -44,6 +44,17 @@ def of(frame):
     return intern("unknown source line")
 
 
+def of_error(error):
+    """"file.py:12 in name" where an exception came from."""
+    number, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith((*_SKIPPED, "<")):
+            number = intern(f"{_short(code.co_filename)}:{trace.tb_lineno} in {code.co_qualname}")
+        trace = trace.tb_next
+    return text(intern("unknown source line") if number is None else number)
+
+
 def intern(text):
     if text not in _texts:
         _texts.append(text)

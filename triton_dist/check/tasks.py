@@ -14,7 +14,7 @@ class HostWait:
 class Task(Worker):
     """A coroutine: a rank's host (`launch` is None) or a program. `wait` is None while it can run."""
 
-    __slots__ = ("number", "rank", "launch", "key", "thread", "last_run", "seen_writes")
+    __slots__ = ("number", "rank", "launch", "key", "thread", "last_run", "seen_writes", "modes")
 
     def __init__(self, number, rank, launch=None, program=-1):
         super().__init__()
@@ -22,6 +22,7 @@ class Task(Worker):
         # alike in every schedule: rank, how many launches came before, program
         self.key = rank, -1 if launch is None else launch.number, program
         self.thread, self.last_run, self.seen_writes = None, number, -1
+        self.modes = None  # of torch, of a host
 
     def can_run(self, writes):
         if self.wait is None:
@@ -60,3 +61,18 @@ class Launch:
     def index(self, number):
         _, ny, nz = self.grid
         return number // (ny * nz), number // nz % ny, number % nz
+
+
+class Stuck(Exception):
+    """A schedule cannot go on; `kind` says why."""
+
+    def __init__(self, kind, text):
+        super().__init__(text)
+        self.kind = kind
+
+
+class TimeOver(Stuck):
+    """There is no time left to go on with a schedule; the running coroutine is not known to be stuck."""
+
+    def __init__(self):
+        super().__init__(None, "")

@@ -114,7 +114,7 @@ def test_a_report_names_lines_ranks_programs_tensor_index_and_seed():
     for words in ("the put of the report", "the load of the report"):
         assert f"test_detector.py:{line_of('# ' + words)} in late_kernel" in text
     assert "Replay: seed='fifo', world_size=2 (--triton-dist-seed fifo)" in text
-    assert finding.ranks == (0, 1) and finding.seed is None and "To do: add the notify and the wait" in text
+    assert finding.ranks == (0, 1) and finding.seed == "fifo" and "To do: add the notify and the wait" in text
     with pytest.raises(check.CheckFailed, match="data-race"):
         report.raise_if_found()
 

@@ -103,7 +103,7 @@ def test_the_reduction_loses_no_outcome(V, world, programs, monkeypatch):
 def test_a_path_repeats_its_run():
     report = check.explore(race, "overshoot", 1, exhaustive=True, schedules=1000)
     assert report.kinds == ["deadlock"] and not report.complete
-    again = check.explore(race, "overshoot", 1, seed="path:" + report.findings[0].seed)
+    again = check.explore(race, "overshoot", 1, seed=report.findings[0].seed)
     assert again.kinds == ["deadlock"] and again.schedules == 1
     assert again.findings[0].text == report.findings[0].text
 

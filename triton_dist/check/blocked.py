@@ -1,0 +1,35 @@
+"""Reports of a schedule that cannot go on: who stands where, and waits for what."""
+
+from .. import context
+from . import sites
+from .tasks import HostWait
+
+SHOWN = 24
+
+
+def place(task):
+    """"file.py:12 in name" where a coroutine stands that does not run now."""
+    frame = task.greenlet.gr_frame
+    return sites.text(sites.of(frame)) if frame is not None else "not started"
+
+
+def places(tasks):
+    return tuple(sorted({place(task) for task in tasks if task.wait is not None}))
+
+
+def describe(tasks, heap_map):
+    """A line for each coroutine. `heap_map(rank)` names what lies in the rank's heap."""
+    lines = []
+    for task in tasks[:SHOWN]:
+        context.heap_map = heap_map(task.rank)
+        what = f"waits: {task.wait}" if isinstance(task.wait, HostWait) else str(task.wait or "could run")
+        lines.append(f"{task} at {place(task)}: {what}")
+    if len(tasks) > SHOWN:
+        lines.append(f"... and {len(tasks) - SHOWN} more")
+    unstarted = {id(t.launch): t.launch for t in tasks if t.launch is not None and t.launch.next < t.launch.programs}
+    for launch in unstarted.values():
+        lines.append(
+            f"rank {launch.rank} kernel {launch.kernel}: {launch.programs - launch.next} of {launch.programs} programs "
+            f"not started ({launch.limit} run at a time)"
+        )
+    return "\n".join(lines)
