@@ -7,8 +7,6 @@ Not seen: orders inside one program (a missing `tl.debug_barrier`), memory that 
 tensor arguments, and what libraries do to memory outside of torch operations.
 """
 
-import bisect
-
 import numpy as np
 
 from ..context import SIGNAL_BYTES
@@ -16,122 +14,29 @@ from ..interpreter.affine import Affine
 from ..interpreter.scheduler import COMPARE
 from . import history, signals, sites
 from .clocks import Threads, joined
-from .history import ATOMIC_READ, ATOMIC_WRITE, READ, WRITE, Histories, Shadow
+from .history import ATOMIC_READ, ATOMIC_WRITE, READ, WRITE, Histories
+from .places import Places
 
 MANY_LANES = 4096  # an atomic on more words than this is no signal: its words publish nothing
-
-
-class Region:
-    """Memory outside of the heap that a launch may touch: the storage of a tensor argument. Lives as long as the launch."""
-
-    __slots__ = ("base", "end", "shadow", "label")
-
-    def __init__(self, base, nbytes, label):
-        self.base, self.end, self.label, self.shadow = base, base + nbytes, label, None
 
 
 class Detector:
     """`heap_map(rank)` is the rank's HeapMap or None; `found(kind, text, places, ranks)` takes what is found."""
 
     def __init__(self, world, heap_map, found):
-        self.heap_map, self.found = heap_map, found
+        self.places, self.found = Places(heap_map), found
         self.threads = Threads(world)
-        self.histories, self.shadows, self.cells = Histories(), {}, signals.Cells()
+        self.histories, self.cells = Histories(), signals.Cells()
         self.lines = {}  # number of a 64-byte line -> address of the signal in it
-        self.regions = {}  # rank -> [Region], by address
         self._stored = None  # a store to a signal that is being made: its value is there at the next call
         self.written = 0  # counts writes: who waits looks again only when it has changed
-
-    # -- where
-    def _split(self, thread, where, size):
-        """[(Shadow, where, describe)] of the tracked memory that an access touches."""
-        if isinstance(where, Affine):
-            if 0 in where.shape:
-                return []
-            low, high = where.bounds()
-        else:
-            if not where.size:
-                return []
-            low, high = int(where.min()), int(where.max())
-        found = self._shadow(thread, low)
-        if found is not None and high + size <= found.base + found.nbytes:
-            return [(found, where)]
-        if low == high or (found is None and self._shadow(thread, high) is None and not self._near_heap(thread, low, high)):
-            return []
-        lanes = where.array(np.uint64).ravel() if isinstance(where, Affine) else where
-        parts = []
-        lanes = np.unique(lanes)
-        while lanes.size:
-            found = self._shadow(thread, int(lanes[0]))
-            if found is None:
-                lanes = lanes[1:]
-                continue
-            inside = lanes + np.uint64(size) <= np.uint64(found.base + found.nbytes)
-            if not inside.any():
-                lanes = lanes[1:]
-                continue
-            parts.append((found, lanes[inside]))
-            lanes = lanes[~inside]
-        return parts
-
-    def _near_heap(self, thread, low, high):
-        heap = self.heap_map(thread.rank)
-        return heap is not None and high > heap.span[0] and low < heap.span[1]
-
-    def _shadow(self, thread, address):
-        heap = self.heap_map(thread.rank)
-        place = heap.owner(address) if heap is not None else None
-        if place is not None:
-            allocation = heap.allocation(place[1])
-            if allocation is None:
-                return None
-            base = heap.bases[place[0]] + allocation.offset
-            shadow = self.shadows.get((base, allocation.nbytes))
-            if shadow is None:
-                shadow = self.shadows[base, allocation.nbytes] = Shadow(base, max(allocation.nbytes, 1))
-            return shadow
-        regions = self.regions.get(thread.rank)
-        if regions:
-            i = bisect.bisect_right(regions, address, key=lambda region: region.base) - 1
-            if i >= 0 and address < regions[i].end:
-                region = regions[i]
-                if region.shadow is None:
-                    region.shadow = Shadow(region.base, region.end - region.base)
-                return region.shadow
-        return None
-
-    def word(self, rank, address):
-        """Names a word of memory alike in every schedule, in which heaps lie elsewhere."""
-        heap = self.heap_map(rank)
-        place = heap.owner(address) if heap is not None else None
-        if place is not None:
-            return place
-        for region in self.regions.get(rank, ()):
-            if region.base <= address < region.end:
-                return rank, region.label, address - region.base
-        return rank, "elsewhere", address
-
-    def _allocation(self, rank, address):
-        """The allocation of the heap that an address lies in, the same for every rank's copy, else None."""
-        heap = self.heap_map(rank)
-        place = heap.owner(address) if heap is not None else None
-        return heap.allocation(place[1]) if place is not None else None
-
-    def describe(self, rank, address):
-        heap = self.heap_map(rank)
-        if heap is not None and heap.owner(address) is not None:
-            return heap.describe(address)
-        for region in self.regions.get(rank, ()):
-            if region.base <= address < region.end:
-                return f"rank {rank}'s {region.label}, byte {address - region.base} of its storage (not symmetric memory)"
-        return f"address {address:#x}"
 
     # -- accesses
     def load(self, thread, where, size, volatile, word):
         """A plain read. A volatile one is a relaxed atomic read at system scope, as on a GPU."""
         site = sites.here()
         self._settle()
-        parts = self._split(thread, where, size)
+        parts = self.places.split(thread, where, size)
         for shadow, part in parts:
             if volatile:
                 event = self.histories.event(thread, site, "volatile load", "sys")
@@ -157,7 +62,7 @@ class Detector:
         site = sites.here()
         self._settle()
         self.written += 1
-        for shadow, part in self._split(thread, where, size):
+        for shadow, part in self.places.split(thread, where, size):
             if thread.fenced is not None and size in (4, 8) and _one(part) is not None:
                 # One word after a fence may be a signal: on every target it is written at once, and after what was before.
                 # To those who read it atomically it is one; to other plain accesses it is a plain write.
@@ -182,15 +87,14 @@ class Detector:
 
         shadow.access(self.histories, where, size, kind, event, thread, report)
         if len(self.histories.states) > history.LIMIT:
-            local = [one.shadow for some in self.regions.values() for one in some if one.shadow is not None]
-            self.histories.collect([*self.shadows.values(), *local])
+            self.histories.collect(self.places.all_shadows())
 
     # -- atomics and signals
     def atomic(self, thread, lanes, size, sem, scope):
         site = sites.here()
         self._settle()
         event = self.histories.event(thread, site, "atomic", scope, True)
-        for shadow, part in self._split(thread, lanes, size):
+        for shadow, part in self.places.split(thread, lanes, size):
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
         if lanes.size <= MANY_LANES and size in (4, 8):
             for address in lanes.tolist():
@@ -214,9 +118,9 @@ class Detector:
         self._line(thread, address, size, site)
         cell = self.cells.touch(address, size)
         if cell.label is None:
-            cell.label = self.describe(thread.rank, address)
+            cell.label = self.places.describe(thread.rank, address)
         event = self.histories.event(thread, site, f"notify ({op})", "sys", True)
-        for shadow, part in self._split(thread, Affine(address, (), ()), size):
+        for shadow, part in self.places.split(thread, Affine(address, (), ()), size):
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
 
     def notify_done(self, thread, address, size, op):
@@ -232,7 +136,7 @@ class Detector:
             if op == their_op and value == entry.value:
                 continue
             text = (
-                f"{self.describe(thread.rank, address)}\n"
+                f"{self.places.describe(thread.rank, address)}\n"
                 f"{theirs.word} by {self.threads.list[other]} at {sites.text(theirs.site)}\n"
                 f"{entry.word} by {thread} at {sites.text(site)}\n"
                 "Neither is ordered before the other, so the set may wipe out the other's value."
@@ -247,8 +151,8 @@ class Detector:
         first = self.lines.setdefault(line, (address, site))
         if first[0] != address:
             text = (
-                f"{self.describe(thread.rank, first[0])}, used at {sites.text(first[1])}\n"
-                f"{self.describe(thread.rank, address)}, used at {sites.text(site)} by {thread}"
+                f"{self.places.describe(thread.rank, first[0])}, used at {sites.text(first[1])}\n"
+                f"{self.places.describe(thread.rank, address)}, used at {sites.text(site)} by {thread}"
             )
             self.found("shared-line", text, (sites.text(first[1]), sites.text(site)), (thread.rank,))
 
@@ -258,7 +162,7 @@ class Detector:
         cell = self.cells.at(address, size)
         cell.observed, cell.waited = True, site
         event = self.histories.event(thread, site, word, scope)
-        for shadow, part in self._split(thread, Affine(address, (), ()), size):
+        for shadow, part in self.places.split(thread, Affine(address, (), ()), size):
             self._access(thread, shadow, part, size, ATOMIC_READ, event)
         return cell
 
@@ -290,14 +194,7 @@ class Detector:
         """`tensors`: (label, address, bytes) of what the kernel was given."""
         self._settle()
         self.threads.launched(rank)
-        heap = self.heap_map(rank)
-        regions = {}
-        for label, address, nbytes in tensors:
-            if nbytes and (heap is None or heap.owner(address) is None):
-                old = regions.get(address)
-                if old is None or old.end - old.base < nbytes:
-                    regions[address] = Region(address, nbytes, label)
-        self.regions[rank] = sorted(regions.values(), key=lambda region: region.base)
+        self.places.launched(rank, tensors)
 
     def program_ended(self, thread):
         self._settle()
@@ -309,7 +206,7 @@ class Detector:
 
     def launch_ended(self, rank):
         self._settle()
-        self.regions.pop(rank, None)
+        self.places.launch_ended(rank)
         self.threads.launch_ended(rank)
 
     # -- the end
@@ -328,7 +225,8 @@ class Detector:
                 self.found("unwaited-signal", text, (sites.text(entry.site),), (entry.rank,))
 
     def forget(self):
-        self.histories, self.shadows, self.cells, self.regions = Histories(), {}, signals.Cells(), {}
+        self.histories, self.cells = Histories(), signals.Cells()
+        self.places.forget()
 
     # -- reports
     def _race(self, thread, earlier, event, kind, address, number):
@@ -339,13 +237,13 @@ class Detector:
             plain = None  # two plain stores, one of them after a fence
         if thread.knows_widely(earlier.thread, earlier.clock):
             # Not the adds to the very tensor that a host goes on to use: these make a sum, no signal.
-            total = self._allocation(thread.rank, address) if plain is not None and plain.program is None else None
+            total = self.places.allocation(thread.rank, address) if plain is not None and plain.program is None else None
             weak = next(
                 (
                     one
                     for one in thread.weak
                     if _covers(one[1], earlier)
-                    and (total is None or self._allocation(thread.rank, one[1].address) is not total)
+                    and (total is None or self.places.allocation(thread.rank, one[1].address) is not total)
                 ),
                 None,
             )
@@ -363,14 +261,14 @@ class Detector:
                 reason = "buffer-reuse"
         reason = reason or "data-race"
         lines = [
-            self.describe(thread.rank, address),
+            self.places.describe(thread.rank, address),
             f"{earlier.word} by {self._name(earlier)} at {sites.text(earlier.site)}",
             f"{event.word} by {self._name(event)} at {sites.text(event.site)}",
         ]
         if weak is not None and reason in ("missing-release", "missing-acquire", "narrow-scope") and not atomics:
             _, entry, scope, site = weak
             lines.append(
-                f"They meet in {self.describe(thread.rank, entry.address)}: {entry.word} with scope {entry.scope} at "
+                f"They meet in {self.places.describe(thread.rank, entry.address)}: {entry.word} with scope {entry.scope} at "
                 f"{sites.text(entry.site)}, seen with scope {scope} at {sites.text(site)}"
             )
         places = sites.text(earlier.site), sites.text(event.site)

@@ -119,7 +119,7 @@ class Simulation:
     def _report_stuck(self, stuck):
         if self.strategy.exhaustive:
             waiting = [task for task in self.tasks if isinstance(task.wait, Wait)]
-            self.strategy.waiting = [(t.key, self.detector.word(t.rank, t.wait.address)) for t in waiting]
+            self.strategy.waiting = [(t.key, self.detector.places.word(t.rank, t.wait.address)) for t in waiting]
         places = blocked.places(self.tasks)
         lines = [str(stuck)] if str(stuck) else []
         if stuck.kind == "livelock" and not self.current.greenlet.dead:
@@ -296,7 +296,7 @@ class Simulation:
 
     def note(self, kind, word, detail=None):
         if self.strategy.exhaustive:
-            word = self.detector.word(self.rank, word) if isinstance(word, int) else word
+            word = self.detector.places.word(self.rank, word) if isinstance(word, int) else word
             self.strategy.note(kind, word, detail)
 
     def step(self, sync=True):
