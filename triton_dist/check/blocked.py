@@ -5,12 +5,16 @@ from . import sites
 from .tasks import HostWait
 
 SHOWN = 24
+NOT_STARTED = "its start"
 
 
 def place(task):
     """"file.py:12 in name" where a coroutine stands that does not run now."""
     frame = task.greenlet.gr_frame
-    return sites.text(sites.of(frame)) if frame is not None else "not started"
+    if frame is None:
+        return NOT_STARTED
+    found = sites.text(sites.of(frame))
+    return "the checker's own init or finalize of shmem" if found == sites.UNKNOWN else found
 
 
 def places(tasks):
@@ -22,7 +26,10 @@ def describe(tasks, heap_map):
     lines = []
     for task in tasks[:SHOWN]:
         context.heap_map = heap_map(task.rank)
-        what = f"waits: {task.wait}" if isinstance(task.wait, HostWait) else str(task.wait or "could run")
+        if task.wait is None or (isinstance(task.wait, HostWait) and task.wait.ready()):
+            what = "could run"
+        else:
+            what = f"waits: {task.wait}" if isinstance(task.wait, HostWait) else str(task.wait)
         lines.append(f"{task} at {place(task)}: {what}")
     if len(tasks) > SHOWN:
         lines.append(f"... and {len(tasks) - SHOWN} more")

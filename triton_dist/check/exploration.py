@@ -69,7 +69,7 @@ def explore(
     if not (seed is None or named or (isinstance(seed, int) and seed >= 0)):
         raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "path:..." that a report names')
     for name, value in (("seconds", seconds), ("stall_seconds", stall_seconds)):
-        if not (value is None and name == "seconds") and not value > 0:
+        if (value is None and name != "seconds") or (value is not None and not value > 0):
             raise ValueError(f"explore: {name} is {value!r}: give seconds, more than 0")
     if resident is not None and resident < 1:
         raise ValueError(f"explore: resident is {resident}: give 1 or more programs")

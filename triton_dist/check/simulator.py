@@ -31,7 +31,7 @@ from .watcher import Watcher
 
 TURNS = 300  # a poll loop that has read nothing new so often waits for a change; when nobody can make one, it is stuck
 PLAIN_TURNS = 1000  # the same for loads that are not volatile
-HOST_TURNS = 20_000  # the same for reads by a host's tensor operations, after so many equal ones in a row:
+HOST_TURNS = 5_000  # the same for reads by a host's tensor operations, after so many equal ones in a row:
 HOST_PATIENCE, HOST_LANES = 50, 64  # reads of at most so many words
 STREAK = 3000  # steps of one task while others could run, before it lets them
 HOST_KINDS = {4: "int32", 8: "int64"}
@@ -265,10 +265,10 @@ class Simulation:
     def _start(self, launch):
         number, launch.next = launch.next, launch.next + 1
         task = self._task(launch.rank, launch, number)
+        task.index = launch.index(number)
         task.greenlet = greenlet(lambda: self._program(task, launch, number), parent=self.hub)
 
     def _program(self, task, launch, number):
-        task.index = launch.index(number)
         scheduler.set_program(task.index, launch.grid)
         task.thread = self.detector.threads.program(launch.rank, task.index, number)
         self.note("take", ("launch", launch.rank, launch.number))
@@ -337,7 +337,7 @@ class Simulation:
         return self.watchdog is not None and self.watchdog.expired()
 
     def _stall(self, place=None):
-        seconds = f"{self.watchdog.idle:.0f} s"
+        seconds = f"{self.watchdog.idle:g} s"
         runs = f"runs for {seconds} without touching shared memory, launching a kernel or waiting for anybody"
         return Stuck("livelock", runs if place is None else f"{self.current} at {place}: {runs}")
 

@@ -18,6 +18,7 @@ _SKIPPED = location.SKIPPED + tuple(
         os.path.dirname(os.path.abspath(torch.__file__)),
     )
 )
+UNKNOWN = "unknown source line"
 _skipped = {}  # code object -> whether it is machinery
 _numbers = {}  # (code object, line) -> number
 _texts = []
@@ -41,7 +42,7 @@ def of(frame):
                 number = _numbers[key] = intern(f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_qualname}")
             return number
         frame = frame.f_back
-    return intern("unknown source line")
+    return intern(UNKNOWN)
 
 
 def of_error(error):
@@ -52,7 +53,7 @@ def of_error(error):
         if not code.co_filename.startswith((*_SKIPPED, "<")):
             number = intern(f"{_short(code.co_filename)}:{trace.tb_lineno} in {code.co_qualname}")
         trace = trace.tb_next
-    return text(intern("unknown source line") if number is None else number)
+    return text(intern(UNKNOWN) if number is None else number)
 
 
 def intern(text):
