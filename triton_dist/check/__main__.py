@@ -30,6 +30,7 @@ def main(argv=None):
     parser.add_argument(
         "--stall-seconds", type=float, default=60, help="without any access, launch or wait: endless (default 60)"
     )
+    parser.add_argument("--timeline", metavar="FILE", help="write a trace of the schedule with the first fault, else the first")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
     args, rest = parser.parse_known_args(argv)
     if rest and rest[0] == "--":
@@ -42,9 +43,9 @@ def main(argv=None):
         report = explore(
             program, world_size=args.world_size, schedules=args.schedules, seed=args.triton_dist_seed, init=False,
             exhaustive=args.exhaustive, resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
-            stall_seconds=args.stall_seconds,
+            stall_seconds=args.stall_seconds, timeline=args.timeline,
         )  # fmt: skip
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     print(report)
     return 0 if report.ok else 1

@@ -10,6 +10,7 @@ from .exhaustive import Exhaustive, Path
 from .findings import SYMPTOMS, Report
 from .simulator import Simulation
 from .strategies import strategy_of
+from .timeline import write
 from .watchdog import Watchdog
 
 HEAP_BYTES = 64 << 20
@@ -29,6 +30,7 @@ def explore(
     max_steps=2_000_000,
     seconds=None,
     stall_seconds=60,
+    timeline=None,
 ):
     """Runs `program(*args)` on `world_size` ranks, all in this process, under many schedules, and looks for faults.
 
@@ -55,6 +57,8 @@ def explore(
             is a finding.
         stall_seconds: a rank or program that runs so long and touches no shared memory, launches nothing and waits for
             nobody counts as endless. A long computation inside of one torch operation does not.
+        timeline: a file to write, for Perfetto or chrome://tracing: what the kernels did in the schedule in which something
+            was found first, else in the first one (timeline.py); `report.timeline` is a summary.
 
     Returns: a Report. `report.ok`, `report.findings`, `print(report)`, `report.raise_if_found()`.
 
@@ -82,12 +86,13 @@ def explore(
     name = getattr(program, "__qualname__", getattr(program, "__name__", type(program).__name__))
     report = Report(name, world_size)
     began = time.perf_counter()
-    length = 1000
+    length, recorders = 1000, []
     search = Exhaustive() if exhaustive else None
     with Watchdog(stall_seconds, None if seconds is None else time.monotonic() + seconds) as watchdog:
         for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
             output = io.StringIO()
-            simulation = Simulation(world_size, search or _strategy(number, length), resident, max_steps, watchdog)
+            strategy = search or _strategy(number, length)
+            simulation = Simulation(world_size, strategy, resident, max_steps, watchdog, bool(timeline))
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 simulation.run(body, args)
             replayed = number is None and seed not in (None, "fifo")  # it only tells how long the schedule to replay is
@@ -109,12 +114,15 @@ def explore(
                 continue
             if not report.cut or simulation.findings:
                 _add(report, simulation, number, resident)
-            if report.schedules == 1 or (simulation.findings and len(report.findings) == len(simulation.findings)):
+            if report.schedules == 1 or (simulation.findings and report.flagged == 1):
                 report.outputs = output.getvalue()
+                recorders, recorded = simulation.recorders, "fifo" if number is None else number
             if not simulation.findings and not simulation.cut:
                 report.results = simulation.results
             if report.cut or (report.findings and not keep_going) or watchdog.expired():
                 break
+    if recorders:
+        report.timeline = write(timeline, recorders, f"Timeline of the schedule {recorded}: {timeline}")
     report.findings.sort(key=lambda one: one.kind in SYMPTOMS)  # causes first
     report.seconds = time.perf_counter() - began
     return report

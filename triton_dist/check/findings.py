@@ -72,7 +72,8 @@ class Finding:
 
     @property
     def key(self):
-        return (self.kind, *self.places)
+        """What it is about, whichever access came first."""
+        return (self.kind, *sorted(self.places))
 
 
 class CheckFailed(TritonDistError, AssertionError):
@@ -98,6 +99,7 @@ class Report:
     redundant: int = 0  # further runs of an exhaustive search, given up because others cover them
     findings: list = field(default_factory=list)
     outputs: str = ""  # what the ranks printed in the schedule that failed first, else in the first one
+    timeline: str = ""  # summary of the schedule of which `explore(timeline=...)` wrote a trace
     results: list = None  # what `program` returned, by rank, in the latest schedule that ended
 
     @property
@@ -117,8 +119,10 @@ class Report:
         head = f"{self.program}, {self.world_size} ranks, {run} explored in {self.seconds:.1f} s"
         head += ", then the time given was over: " if self.cut else ": "
         if self.ok:
-            return head + "nothing found"
+            return "\n\n".join(filter(None, [head + "nothing found", self.timeline]))
         parts = [head + f"{len(self.findings)} finding(s)", *map(str, self.findings)]
         if self.outputs.strip():
             parts.append("Printed:\n" + "\n".join("  " + line for line in self.outputs.strip().splitlines()[-20:]))
+        if self.timeline:
+            parts.append(self.timeline)
         return "\n\n".join(parts)

@@ -26,6 +26,7 @@ from .host_access import HostAccess
 from .platform import SimulatedPlatform
 from .rank_state import Modes, RankStates
 from .tasks import HostWait, Launch, Stuck, Task, TimeOver
+from .timeline import Recorder
 from .watchdog import Interrupted
 from .watcher import Watcher
 
@@ -44,12 +45,13 @@ class Simulation:
 
     strategy: of strategies.py. resident: programs of a grid that run at a time (None: TRITON_DIST_RESIDENT, else all).
     max_steps: accesses to memory, or turns of coroutines, before the run counts as endless. watchdog: a Watchdog that is
-    running, which ends loops without any access; None: nobody does.
+    running, which ends loops without any access; None: nobody does. timeline: whether `recorders` get what happens.
     """
 
-    def __init__(self, world_size, strategy, resident=None, max_steps=2_000_000, watchdog=None):
+    def __init__(self, world_size, strategy, resident=None, max_steps=2_000_000, watchdog=None, timeline=False):
         self.world_size, self.strategy, self.resident, self.max_steps = world_size, strategy, resident, max_steps
         self.watchdog = watchdog
+        self.recorders = [Recorder(self.progress) for _ in range(world_size)] if timeline else []
         self.findings, self.results = [], [None] * world_size
         self.detector = Detector(world_size, self.heap_map, self.found)
         self.host_access = HostAccess(self._host_touched)
@@ -272,6 +274,7 @@ class Simulation:
         scheduler.set_program(task.index, launch.grid)
         task.thread = self.detector.threads.program(launch.rank, task.index, number)
         self.note("take", ("launch", launch.rank, launch.number))
+        scheduler.observer.program(task.index, number)
         try:
             launch.run_program()
         except (GreenletExit, Stuck, Interrupted):
@@ -280,6 +283,7 @@ class Simulation:
             error.program_place = f"rank {task.rank}, kernel {launch.kernel}, program {task.index}, {error_line(error)}"
             launch.error = launch.error or error
             return
+        scheduler.observer.program_done(task.index, number)
         self.detector.program_ended(task.thread)
         self.note("give", ("end", launch.rank, launch.number))
         launch.ended += 1
@@ -399,9 +403,11 @@ class Simulation:
         if self.ending:
             raise GreenletExit
         self.moved()
-        task = self.current
+        task, start = self.current, self.progress()
         task.wait = HostWait(ready, describe)
         self._switch()
+        if self.recorders:
+            self.recorders[task.rank].host_waited(start, describe().partition(";")[0])
 
     def exchange(self, key, members, rank, value, describe):
         """Every member's value, in order; all meet here. `key` names the meeting, alike on all members."""
@@ -443,9 +449,9 @@ class Simulation:
         return made.heap_map if made is not None else None
 
     def found(self, kind, text, places=(), ranks=()):
-        key = (kind, *places)
-        known = next((one for one in self.findings if one.key == key), None)
+        finding = Finding(kind, text, tuple(places), tuple(ranks))
+        known = next((one for one in self.findings if one.key == finding.key), None)
         if known is not None:
             known.count += 1
-            return
-        self.findings.append(Finding(kind, text, tuple(places), tuple(ranks)))
+        else:
+            self.findings.append(finding)

@@ -7,6 +7,9 @@ or, around a part of a rank's own code, on every rank:
     with timeline("trace.json"):
         ...
 
+`check.explore(..., timeline="trace.json")` and `python -m triton_dist.check --timeline trace.json` record a simulated schedule
+in the same way; its time is counted in steps, which all ranks take in turn (a microsecond of the trace is a step).
+
 A process is a rank, a thread a program of its grid. Slices: programs, waits, puts and gets (up to the program's next access
 to memory), notifies; an arrow leads from a notify to the wait that saw its value. Every rank prints a summary on stderr:
 bytes by peer, the signals that it was blocked on for longest, its longest wait. Recording costs a few microseconds an access.
@@ -31,13 +34,16 @@ from .signals import value_at
 
 COPIES = {"put", "get", "put_2d", "get_2d"}
 SHOWN = 5
+LIMIT = 200_000  # events of a rank; what comes after is left out
+HOST = 1 << 20  # the host's thread in a trace: after the programs
 
 
 class Recorder:
-    """The observer of one rank: see interpreter/observer.py."""
+    """The observer of one rank: see interpreter/observer.py. `steps()` is the clock of a simulation; None: the real one."""
 
-    def __init__(self):
-        self.events, self.open, self.waits = [], None, {}
+    def __init__(self, steps=None):
+        self.steps = steps
+        self.events, self.open, self.waits, self.dropped = [], {}, {}, 0
         self.threads = {}  # program index -> its number
         self.sent, self.fetched = collections.Counter(), collections.Counter()  # peer -> bytes
         self.blocked = collections.Counter()  # description of a signal -> microseconds
@@ -48,24 +54,32 @@ class Recorder:
     # -- events
     def _now(self):
         self.rank = scheduler.rank
+        if self.steps is not None:
+            return self.steps()
         return time.monotonic_ns() / 1e3  # microseconds, alike in all processes of a host
 
     def _thread(self):
         worker = scheduler.current
         return self.threads.get(worker.index, 0) if worker is not None else 0
 
+    def _event(self, **event):
+        if len(self.events) < LIMIT:
+            self.events.append({"pid": self.rank, **event})
+        else:
+            self.dropped += 1
+
+    def _span(self, name, thread, start, end, **about):
+        self._event(ph="X", name=name, tid=thread, ts=start, dur=max(end - start, 0.1), args=about)
+
     def _slice(self, name, start, end, **about):
-        about["at"] = sites.text(sites.here())
-        event = {"ph": "X", "name": name, "pid": self.rank, "tid": self._thread(), "ts": start, "dur": max(end - start, 0.1)}
-        self.events.append({**event, "args": about})
+        self._span(name, self._thread(), start, end, **about, at=sites.text(sites.here()))
 
     def _close(self, now):
-        """Ends the copy that was under way."""
-        if self.open is not None:
-            name, start, about, thread = self.open
-            self.open = None
-            event = {"ph": "X", "name": name, "pid": self.rank, "tid": thread, "ts": start, "dur": max(now - start, 0.1)}
-            self.events.append({**event, "args": about})
+        """Ends the program's copy that was under way."""
+        thread = self._thread()
+        if thread in self.open:
+            name, start, about = self.open.pop(thread)
+            self._span(name, thread, start, now, **about)
 
     def _peer(self, where):
         address = where.base if isinstance(where, Affine) else int(where[0]) if where.size else 0
@@ -87,8 +101,13 @@ class Recorder:
         now = self._now()
         self._close(now)
         start = self.started.pop(index)
-        name = f"{scheduler.kernel} {index}"
-        self.events.append({"ph": "X", "name": name, "pid": self.rank, "tid": number, "ts": start, "dur": now - start})
+        self._span(f"{scheduler.kernel} {index}", number, start, now)
+
+    def host_waited(self, start, what):
+        """A simulated host has waited since step `start`."""
+        what = what.removeprefix("in ").removeprefix("its ").removesuffix(" to end")
+        self._span(what, HOST, start, self._now())
+        self.threads["host"] = HOST
 
     def load(self, where, size, volatile, word):
         now = self._now()
@@ -101,16 +120,16 @@ class Recorder:
             about = {"bytes": nbytes, "at": sites.text(sites.here())}
             if peer is not None and word.startswith("get"):
                 about["peer"] = peer
-            self.open = word, now, about, self._thread()
+            self.open[self._thread()] = word, now, about
 
     def store(self, where, size, word):
         nbytes = self._lanes(where) * size
         peer = self._peer(where) if nbytes else None
         if peer is not None and peer != self.rank:
             self.sent[peer] += nbytes
-        if word in COPIES and self.open is not None:  # its load came just before
+        if word in COPIES and self._thread() in self.open:  # its load came just before
             if peer is not None and word.startswith("put"):
-                self.open[2]["peer"] = peer
+                self.open[self._thread()][2]["peer"] = peer
             return
         self._close(self._now())
 
@@ -157,15 +176,15 @@ class Recorder:
 
     def _arrow(self, phase, address, value, at):
         owner, offset = context.heap_map.owner(address)
-        event = {"ph": phase, "name": "signal", "cat": "signal", "id": f"{owner}.{offset:x}.{value}", "pid": self.rank}
-        self.events.append({**event, "tid": self._thread(), "ts": at, **({"bp": "e"} if phase == "f" else {})})
+        id, binding = f"{owner}.{offset:x}.{value}", {"bp": "e"} if phase == "f" else {}
+        self._event(ph=phase, name="signal", cat="signal", id=id, tid=self._thread(), ts=at, **binding)
 
     # -- results
     def write(self, path):
         """Adds this rank's events to the file, a JSON array that the ranks share."""
         names = [{"ph": "M", "name": "process_name", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}]
         for index, number in self.threads.items():
-            about = {"name": f"program {index}"}
+            about = {"name": index if index == "host" else f"program {index}"}
             names.append({"ph": "M", "name": "thread_name", "pid": self.rank, "tid": number, "args": about})
         lines = ",\n".join(json.dumps(event) for event in names + self.events).encode()
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -178,6 +197,9 @@ class Recorder:
         finally:
             os.close(descriptor)
 
+    def _shown(self, time):
+        return f"{time / 1e3:.2f} ms" if self.steps is None else f"{time} steps"
+
     def summary(self):
         lines = [f"rank {self.rank}: {self.kernels} launches"]
         for verb, counter in (("to", self.sent), ("from", self.fetched)):
@@ -185,10 +207,21 @@ class Recorder:
                 shown = ", ".join(f"{peer}: {nbytes}" for peer, nbytes in sorted(counter.items()))
                 lines.append(f"  bytes {verb} rank {shown}")
         for signal, us in self.blocked.most_common(SHOWN):
-            lines.append(f"  blocked {us / 1e3:.2f} ms on {signal}")
+            lines.append(f"  blocked {self._shown(us)} on {signal}")
         if self.longest[1]:
-            lines.append(f"  longest wait: {self.longest[0] / 1e3:.2f} ms for {self.longest[1]} at {self.longest[2]}")
+            lines.append(f"  longest wait: {self._shown(self.longest[0])} for {self.longest[1]} at {self.longest[2]}")
+        if self.dropped:
+            lines.append(f"  the trace ends after {LIMIT} events; {self.dropped} more are left out")
         return "\n".join(lines)
+
+
+def write(path, recorders, title):
+    """A new trace of all ranks of a simulated schedule; returns the summary of all."""
+    open(path, "wb").close()
+    for rank, recorder in enumerate(recorders):
+        recorder.rank = rank
+        recorder.write(path)
+    return "\n".join([title, *("  " + line for one in recorders for line in one.summary().splitlines())])
 
 
 @contextlib.contextmanager

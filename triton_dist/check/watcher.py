@@ -12,18 +12,33 @@ class Watcher:
     def __init__(self, simulation):
         self.simulation, self.detector = simulation, simulation.detector
         self.exhaustive = simulation.strategy.exhaustive
+        self.recorders = simulation.recorders
+
+    def _record(self, what, *about):
+        """Tells the timeline, after others may have run and before the access is made."""
+        if self.recorders:
+            getattr(self.recorders[self.simulation.rank], what)(*about)
 
     def launching(self, tensors):
         self.simulation.arguments = tensors
+        self._record("launching", tensors)
+
+    def program(self, index, number):
+        self._record("program", index, number)
+
+    def program_done(self, index, number):
+        self._record("program_done", index, number)
 
     def load(self, where, size, volatile, word):
         self.simulation.step(volatile)
         if volatile and self.exhaustive:
             self._note_lanes("r", where.array(np.uint64) if isinstance(where, Affine) else where)
+        self._record("load", where, size, volatile, word)
         self.detector.load(self.simulation.current.thread, where, size, volatile, word)
 
     def store(self, where, size, word):
         self.simulation.step(False)
+        self._record("store", where, size, word)
         self.detector.store(self.simulation.current.thread, where, size, word)
 
     def _note_lanes(self, kind, lanes):
@@ -34,6 +49,7 @@ class Watcher:
         self.simulation.step()
         if self.exhaustive:
             self.before = [value_at(address, size) for address in lanes.tolist()]
+        self._record("atomic", lanes, size, sem, scope)
         self.detector.atomic(self.simulation.current.thread, lanes, size, sem, scope)
 
     def atomic_done(self, lanes, size, sem, scope, wrote):
@@ -48,23 +64,29 @@ class Watcher:
     def notify(self, address, size, op):
         self.simulation.step()
         self.simulation.note("w", address, value_at(address, size))
+        self._record("notify", address, size, op)
         self.detector.notify(self.simulation.current.thread, address, size, op)
 
     def notify_done(self, address, size, op):
+        self._record("notify_done", address, size, op)
         self.detector.notify_done(self.simulation.current.thread, address, size, op)
 
     def waiting(self, wait, size):
+        self._record("waiting", wait, size)
         self.detector.waiting(self.simulation.current.thread, wait.address, size)
 
     def waited(self, wait, size, sem="acquire", scope="sys"):
         self.detector.waited(self.simulation.current.thread, wait, size, sem, scope)
+        self._record("waited", wait, size)
 
     def test(self, address, size):
         self.simulation.step()
+        self._record("test", address, size)
 
     def tested(self, address, size, hit):
         self.simulation.note("r", address)
         self.detector.tested(self.simulation.current.thread, address, size, hit)
 
     def fence(self):
+        self._record("fence")
         self.detector.fence(self.simulation.current.thread)

@@ -10,7 +10,8 @@ import pytest
 
 import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
-from triton_dist import shmem
+from triton_dist import check, shmem
+from triton_dist.check import timeline as timeline_module
 from triton_dist.check.timeline import timeline
 from triton_dist.interpreter import scheduler
 from triton_dist.testing import run_ranks
@@ -85,3 +86,56 @@ def test_the_command_records_an_unedited_script(tmp_path):
     assert "rank 0: 1.0 = 0 + 1" in done.stdout and "bytes to rank 1: 4000" in done.stderr
     events = json.loads((tmp_path / "trace.json").read_text())
     assert {event["pid"] for event in events} == {0, 1} and sum(event["name"] == "wait" for event in events) == 2
+
+
+def pings(unordered=False):
+    x, inbox, sig = torch.ones(64), shmem.aclshmem_create_tensor((64,), torch.float32), shmem.create_signals(1)
+    ping_kernel[(1,)](x, inbox, sig, 3, shmem.context())
+    if unordered:
+        shmem.peer_tensor(inbox, 0).fill_(0)
+
+
+def read(path):
+    events = json.loads(path.read_text())
+    return events, {event["pid"] for event in events}
+
+
+def test_a_trace_of_a_simulated_schedule_counts_in_steps(tmp_path):
+    path = tmp_path / "trace.json"
+    report = check.explore(pings, world_size=2, schedules=4, timeline=path)
+    events, ranks = read(path)
+    assert report.ok and ranks == {0, 1} and report.timeline.startswith(f"Timeline of the schedule fifo: {path}\n")
+    for rank in range(2):
+        mine = [event for event in events if event["pid"] == rank and event["ph"] == "X"]
+        names = [event["name"] for event in mine]
+        assert names.count("put") == names.count("wait") == names.count("notify (set)") == 3
+        program = next(event for event in mine if event["name"].startswith("ping_kernel"))
+        assert all(program["ts"] <= event["ts"] for event in mine if event["tid"] == program["tid"])
+        assert any(event["name"] == "kernel ping_kernel" for event in mine)  # the host waits for it
+        assert re.search(rf"rank {rank}: 1 launches\n +bytes to rank {1 - rank}: 768\n +blocked \d+ steps on", report.timeline)
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = [event for event in events if event["ph"] == "f"]
+    assert len(starts) == len(ends) == 6
+    assert all(starts[end["id"]]["ts"] < end["ts"] and starts[end["id"]]["pid"] != end["pid"] for end in ends)
+    again = tmp_path / "again.json"
+    check.explore(pings, world_size=2, schedules=1, timeline=again)
+    assert again.read_text() == path.read_text()  # a schedule is the same every time, so is its trace
+
+
+def test_the_trace_is_that_of_the_first_schedule_that_shows_a_fault(tmp_path):
+    path = tmp_path / "trace.json"
+
+    def sometimes():  # a fault from the third schedule on
+        calls.append(None)
+        pings(len(calls) > 4)
+
+    calls = []
+    report = check.explore(sometimes, world_size=2, schedules=5, timeline=path, keep_going=True)
+    assert report.findings[0].seed == 1 and f"Timeline of the schedule 1: {path}" in str(report)
+
+
+def test_a_trace_ends_after_so_many_events(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_module, "LIMIT", 10)
+    report = check.explore(pings, world_size=2, schedules=1, timeline=tmp_path / "trace.json")
+    events, _ = read(tmp_path / "trace.json")
+    assert sum(event["ph"] != "M" for event in events) == 20 and "the trace ends after 10 events; " in report.timeline

@@ -1,5 +1,6 @@
 """The command, the pytest plugin, and the README's program under both."""
 
+import json
 import os
 import re
 import subprocess
@@ -105,3 +106,17 @@ def test_the_plugin(tmp_path):
     seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
     code, out = python(*run, "test_plugin.py::test_wrong", "--triton-dist-seed", seed, cwd=tmp_path)
     assert code == 1 and "1 schedules" in out and "data-race" in out, out
+
+
+def test_the_command_replays_a_path_and_writes_a_timeline(ring):
+    folder, source = ring
+    (folder / "ring.py").write_text(source.replace("dl.notify(sig, right, ctx, 1) ", "dl.notify(sig, right, ctx, 0) "))
+    run = "-m", "triton_dist.check", "ring.py", "--world-size", "2"
+    code, out = python(*run, "--exhaustive", "--timeline", "trace.json", cwd=folder)
+    seed = re.search(r"--triton-dist-seed (path:[0-9.]*)\)", out)[1]
+    assert code == 1 and "deadlock: " in out and f"Timeline of the schedule {seed}: trace.json" in out, out
+    assert any(event["name"] == "put" for event in json.loads((folder / "trace.json").read_text()))
+    code, out = python(*run, "--triton-dist-seed", seed, cwd=folder)
+    assert code == 1 and "1 schedules explored" in out and "deadlock: " in out, out
+    code, out = python(*run, "--timeline", "none/trace.json", cwd=folder)
+    assert code == 2 and "none/trace.json" in out, out
