@@ -79,7 +79,9 @@ class Detector:
         if self._stored is not None:
             cell, thread, site, word = self._stored
             self._stored = None
-            self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
+            wiped = self._wiped(cell, thread)
+            entry = self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
+            self._lost(thread, cell.address, entry, wiped)
 
     def _access(self, thread, shadow, where, size, kind, event):
         def report(earlier, address, number):
@@ -101,7 +103,7 @@ class Detector:
                 cell = self.cells.touch(address, size)
                 self.cells.read(cell, thread, sem, scope, site)
 
-    def atomic_done(self, thread, lanes, size, sem, scope, wrote):
+    def atomic_done(self, thread, lanes, size, sem, scope, wrote, adds=False):
         if lanes.size > MANY_LANES or size not in (4, 8) or wrote is False:
             return
         self.written += 1
@@ -109,7 +111,7 @@ class Detector:
         wrote = np.broadcast_to(wrote, lanes.shape)
         for address, changed in zip(lanes.tolist(), wrote.tolist()):
             if changed:
-                self.cells.write(self.cells.at(address, size), thread, sem, scope, site, "atomic")
+                self.cells.write(self.cells.at(address, size), thread, sem, scope, site, "atomic", adds=adds)
         thread.tick()
 
     def notify(self, thread, address, size, op):
@@ -127,6 +129,7 @@ class Detector:
         self.written += 1
         site = sites.here()
         cell = self.cells.at(address, size)
+        lost = self._wiped(cell, thread) if op == "set" else []
         entry = self.cells.write(cell, thread, "release", "sys", site, f"notify ({op})", begins=op == "set")
         cell.notified = entry
         cell.sites.add(site)
@@ -135,15 +138,35 @@ class Detector:
                 continue
             if op == their_op and value == entry.value:
                 continue
-            text = (
-                f"{self.places.describe(thread.rank, address)}\n"
-                f"{theirs.word} by {self.threads.list[other]} at {sites.text(theirs.site)}\n"
-                f"{entry.word} by {thread} at {sites.text(site)}\n"
-                "Neither is ordered before the other, so the set may wipe out the other's value."
-            )
-            self.found("lost-update", text, (sites.text(theirs.site), sites.text(site)), (theirs.rank, thread.rank))
+            lost.append(theirs)
+        self._lost(thread, address, entry, lost)
         cell.writes[thread.id] = op, entry.value, thread.clock, entry
         thread.tick()
+
+    def _wiped(self, cell, thread):
+        """Additions by atomics that a set, which the thread is about to make or has just made, takes away, though nobody can
+        know: it is ordered after none of them, and has not seen their values either. An exchange or a compare-and-swap is
+        none: it takes what it finds, and may be meant to be set again."""
+        seen = cell.read.get(thread.id, -1)
+        wiped = [
+            entry
+            for other, (number, entry) in cell.adds.items()
+            if other != thread.id and number > seen and not thread.knows(other, entry.clock)
+        ]
+        cell.adds = {}
+        return wiped
+
+    def _lost(self, thread, address, entry, others):
+        """`entry`, which thread has just written, or one of `others` sets the word that the other one changes."""
+        for theirs in others:
+            text = (
+                f"{self.places.describe(thread.rank, address)}\n"
+                f"{theirs.word} by {self.threads.list[theirs.thread]} at {sites.text(theirs.site)}\n"
+                f"{entry.word} by {thread} at {sites.text(entry.site)}\n"
+                "Neither is ordered before the other, so the set may wipe out the other's value."
+            )
+            places = sites.text(theirs.site), sites.text(entry.site)
+            self.found("lost-update", text, places, (theirs.rank, thread.rank))
 
     def _line(self, thread, address, size, site):
         """A signal has a 64-byte line to itself."""

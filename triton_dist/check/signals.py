@@ -39,7 +39,7 @@ class Entry:
 
 class Cell:
     __slots__ = ("address", "size", "initial", "entries", "dropped", "observed", "notified", "waited", "writes", "read",
-                 "label", "sites")  # fmt: skip
+                 "label", "sites", "adds")  # fmt: skip
 
     def __init__(self, address, size):
         self.address, self.size = address, size
@@ -53,6 +53,7 @@ class Cell:
     def reset(self):
         """A plain store: what was published before is gone."""
         self.initial, self.entries, self.dropped, self.read = None, [], 0, {}
+        self.adds = {}  # thread id -> (number of the entry, Entry): its latest addition (maximum ...) that changed the value
 
     def known(self, thread):
         """The index of the latest entry that the thread has seen or is ordered after, -1 for none."""
@@ -101,16 +102,19 @@ class Cells:
             cell.initial = value_at(address, size)
         return cell
 
-    def write(self, cell, thread, sem, scope, site, word, begins=False):
-        """After a word was written by an atomic."""
+    def write(self, cell, thread, sem, scope, site, word, begins=False, adds=False):
+        """After a word was written by an atomic. `adds`: to what was there."""
         if sem in ("release", "acq_rel"):
             vc = thread.vc.copy()
         else:
             vc, scope = thread.fenced, scope if thread.fenced is None else "sys"
         value = value_at(cell.address, cell.size)
         entry = Entry(cell.address, value, thread, scope, vc, site, word, begins or not cell.entries)
+        before = cell.entries[-1].value if cell.entries else cell.initial
         cell.entries.append(entry)
-        cell.read[thread.id] = cell.dropped + len(cell.entries) - 1
+        number = cell.read[thread.id] = cell.dropped + len(cell.entries) - 1
+        if adds and value != before:
+            cell.adds[thread.id] = number, entry
         if len(cell.entries) > KEPT:
             del cell.entries[0]
             cell.dropped += 1

@@ -136,7 +136,7 @@ class Recorder:
     def atomic(self, lanes, size, sem, scope):
         self._close(self._now())
 
-    def atomic_done(self, lanes, size, sem, scope, wrote):
+    def atomic_done(self, lanes, size, sem, scope, wrote, adds=False):
         pass
 
     def notify(self, address, size, op):

@@ -52,8 +52,8 @@ class Watcher:
         self._record("atomic", lanes, size, sem, scope)
         self.detector.atomic(self.simulation.current.thread, lanes, size, sem, scope)
 
-    def atomic_done(self, lanes, size, sem, scope, wrote):
-        self.detector.atomic_done(self.simulation.current.thread, lanes, size, sem, scope, wrote)
+    def atomic_done(self, lanes, size, sem, scope, wrote, adds=False):
+        self.detector.atomic_done(self.simulation.current.thread, lanes, size, sem, scope, wrote, adds)
         if self.exhaustive:
             wrote = np.broadcast_to(wrote, lanes.shape)
             for address, value, written in zip(lanes.tolist(), self.before, wrote.tolist()):

@@ -183,8 +183,9 @@ class Accesses(stock.InterpreterBuilder):
         out = super().create_atomic_rmw(op, ptr, given, mask, sem, scope)
         out = Handle(out.data.view(np_dtype(element)), element) if bits else out
         if watched is not None:
-            scheduler.observer.atomic_done(*watched, not idle)
-        return self._note_atomic(ptr, mask, out, idle=idle)
+            scheduler.observer.atomic_done(*watched, not idle, adds=op != stock.ir.ATOMIC_OP.XCHG)
+        same = op == stock.ir.ATOMIC_OP.XCHG and bool((out.data == val.data).all())  # a lock that is still taken, say
+        return self._note_atomic(ptr, mask, out, idle=idle or same)
 
     def _watch_atomic(self, ptr, mask, sem, scope):
         """Tells the observer, if there is one; returns what it is told again afterwards."""

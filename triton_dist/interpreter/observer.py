@@ -10,8 +10,9 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
     store(where, size, word)              a plain write
     atomic(lanes, size, sem, scope)       read-modify-writes of one word each; sem "relaxed", "acquire", "release" or
                                           "acq_rel", scope "cta", "gpu" or "sys"
-    atomic_done(lanes, size, sem, scope, wrote)   `wrote` (bool, or an array of one a lane): a failed compare-and-swap and
-                                          the addition of nothing write nothing
+    atomic_done(lanes, size, sem, scope, wrote, adds=False)   `wrote` (bool, or an array of one a lane): a failed
+                                          compare-and-swap and the addition of nothing write nothing; `adds`: what was
+                                          written depends on what was there (add, max, or ...)
     notify(address, size, op)             dl.notify: a release at system scope; op "set" or "add"
     notify_done(address, size, op)
     waiting(wait, size)                   dl.wait begins

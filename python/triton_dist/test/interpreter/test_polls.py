@@ -25,6 +25,9 @@ def released_by_a_later_program(flags, HOW: tl.constexpr):
         elif HOW == "atomic block":
             while tl.sum(tl.atomic_add(flags + lanes, 0), 0) < 4:
                 pass
+        elif HOW == "exchange":
+            while tl.atomic_xchg(flags, 0) == 0:
+                pass
         elif HOW == "counts by a store":
             n = 0
             while tl.load(flags, volatile=True) < 1:
@@ -44,7 +47,7 @@ def released_by_a_later_program(flags, HOW: tl.constexpr):
         tl.store(flags + 3 - lanes, 1)
 
 
-LOOPS = ["plain block", "atomic block", "counts by a store", "masked lane", "two words", "volatile block"]
+LOOPS = ["plain block", "atomic block", "exchange", "counts by a store", "masked lane", "two words", "volatile block"]
 
 
 @pytest.mark.parametrize("how", LOOPS)

@@ -147,6 +147,79 @@ cases(
 
 
 @triton.jit
+def wiped_kernel(word, sig, out, ctx, V: tl.constexpr):
+    """Ranks 1 and 2 add to a word at rank 0, which rank 0 sets by a plain store after a fence, or by a notify."""
+    me = dl.rank(ctx)
+    there = dl.symm_at(word, 0, ctx)
+    if me > 0:
+        if V == "before":  # rank 0's set comes first
+            _ = dl.wait(sig, 1, ctx)
+        if V == "exchange":  # takes what is there and leaves nothing, as long as there is nothing: a doorbell
+            while tl.atomic_xchg(there, 0, sem="acquire", scope="sys") == 0:
+                pass
+        elif V == "compare-and-swap":
+            while tl.atomic_cas(there, 5, 0, sem="acquire", scope="sys") != 5:
+                pass
+        elif V == "look":
+            while tl.atomic_add(there, 0, sem="acquire", scope="sys") == 0:
+                pass
+        elif V == "maximum":
+            tl.atomic_max(there, me + 5, sem="relaxed", scope="sys")
+        else:
+            tl.atomic_add(there, 1, sem="release", scope="sys")
+        if V == "after":
+            dl.notify(sig, 0, ctx, 1, "add")
+    elif V == "exchange" or V == "compare-and-swap":
+        for _ in range(0, 2):  # one for each rank
+            while tl.load(word, volatile=True) != 0:
+                pass
+            dl.fence(ctx)
+            tl.store(word, 5)
+    else:
+        if V == "after":
+            _ = dl.wait(sig, 2, ctx)
+        elif V == "seen":
+            _ = dl.wait(word, 2, ctx)
+        elif V == "seen-relaxed":
+            while tl.load(word, volatile=True) < 2:
+                pass
+        elif V == "half-seen":
+            _ = dl.wait(word, 1, ctx)
+        if V == "notify":
+            dl.notify(word, 0, ctx, 5)
+        else:
+            dl.fence(ctx)
+            tl.store(word, 5)
+        if V == "before":
+            dl.notify_all(sig, ctx, 1)
+
+
+def wiped(V):
+    word, sig, out = shmem.create_signals(1), shmem.create_signals(1), torch.zeros(1, dtype=torch.int32)
+    wiped_kernel[(1,)](word, sig, out, shmem.context(), V)
+    shmem.barrier_all()
+    assert shmem.my_pe() or V not in ("before", "after", "seen", "look") or word[0, 0].item() == 5 + 2 * (V == "before")
+
+
+cases(
+    wiped,
+    {
+        "after": (dict(world_size=3),),
+        "before": (dict(world_size=3),),
+        "seen": (dict(world_size=3),),
+        "seen-relaxed": (dict(world_size=3),),
+        "look": (dict(world_size=3),),
+        "exchange": (dict(world_size=3),),
+        "compare-and-swap": (dict(world_size=3),),
+        "store": ("lost-update", dict(world_size=3)),
+        "notify": ("lost-update", dict(world_size=3)),
+        "maximum": ("lost-update", dict(world_size=3)),
+        "half-seen": ("lost-update", dict(world_size=3)),
+    },
+)
+
+
+@triton.jit
 def bounds_kernel(buffer, plain, sig, n, ctx, V: tl.constexpr, N: tl.constexpr):
     i = tl.arange(0, N)
     me = dl.rank(ctx)
