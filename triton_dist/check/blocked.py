@@ -30,6 +30,7 @@ def describe(tasks, heap_map):
             what = "could run"
         else:
             what = f"waits: {task.wait}" if isinstance(task.wait, HostWait) else str(task.wait)
+            what = what.replace(", called at ?", "")  # by explore itself
         lines.append(f"{task} at {place(task)}: {what}")
     if len(tasks) > SHOWN:
         lines.append(f"... and {len(tasks) - SHOWN} more")

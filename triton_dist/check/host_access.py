@@ -6,6 +6,7 @@ is seen one level up.
 """
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +32,7 @@ def _roles_of(func):
 
 
 _ONLY_WRITTEN = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_"}
+_NAMES = {"_local_scalar_dense": "item", "_to_copy": "to"}
 _DIRECT = {
     torch.Tensor.tolist: "tolist",
     torch.Tensor.numpy: "numpy",
@@ -42,6 +44,12 @@ _DIRECT = {
 }
 
 
+def _body_of(func):
+    """The Python function behind a custom op of torch.library: what it does is seen operation by operation. Else None."""
+    found = OPDEFS.get(func._schema.name)
+    return None if found is None else found._backend_fns.get("cpu") or found._backend_fns.get(None)
+
+
 class _Dispatch(TorchDispatchMode):
     def __init__(self, owner):
         super().__init__()
@@ -49,6 +57,10 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        body = _body_of(func)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
         roles = _roles_of(func)
         if roles is not None and not self.owner.inside:
             self.owner.operation(func, roles, args, kwargs)
@@ -93,6 +105,7 @@ class HostAccess:
 
     def operation(self, func, roles, args, kwargs):
         name = func._schema.name.rpartition("::")[2]
+        name = _NAMES.get(name, name)
         for key, written in roles.items():
             argument = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
             if isinstance(argument, torch.Tensor):

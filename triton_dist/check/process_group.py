@@ -2,20 +2,32 @@
 
 `with groups:` puts them in torch.distributed's place and takes them back. A collective is a meeting of its ranks' hosts,
 except a broadcast, a scatter and a send, after which only the receivers know what the sender has done. Work objects are
-done when they are returned.
+done when they are returned, but that of an `irecv`. Any other call that needs a process group is refused by name.
 """
 
 import copy
+import functools
+import sys
+import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..errors import UnsupportedError
 
 NAMES = (
-    "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast "
-    "broadcast_object_list destroy_process_group gather gather_object get_backend get_global_rank get_group_rank "
-    "get_process_group_ranks get_rank get_world_size init_process_group is_initialized monitored_barrier new_group recv reduce "
-    "reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"
+    "P2POp all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier "
+    "batch_isend_irecv broadcast broadcast_object_list destroy_process_group gather gather_object get_backend get_global_rank "
+    "get_group_rank get_process_group_ranks get_rank get_world_size init_process_group irecv is_initialized isend "
+    "monitored_barrier new_group recv recv_object_list reduce reduce_scatter reduce_scatter_tensor scatter "
+    "scatter_object_list send send_object_list"
 ).split()
+REFUSED = "_get_default_group", "rendezvous", "_new_process_group_helper"
+SIMULATED = [name for name in NAMES if name != "P2POp"]
+
+
+_TORCH = c10d.__file__.rpartition("distributed")[0].rpartition("distributed")[0]
 
 
 class Work:
@@ -24,6 +36,46 @@ class Work:
 
     def is_completed(self):
         return True
+
+
+class NotMember(Exception):
+    """The calling rank is not in the group."""
+
+
+def _of_members(call):
+    """A collective call of a rank that is not in the group is no call at all, as in torch."""
+
+    @functools.wraps(call)
+    def checked(*args, **kwargs):
+        try:
+            return call(*args, **kwargs)
+        except NotMember:
+            warnings.warn(f"torch.distributed.{call.__name__}: this rank is not in the group; nothing is done", stacklevel=2)
+            return None
+
+    return checked
+
+
+class Receipt(Work):
+    """Of an `irecv`: `wait` receives."""
+
+    def __init__(self, receive):
+        self.receive, self.source = receive, None
+
+    def wait(self, timeout=None):
+        if self.source is None:
+            self.source = self.receive()
+        return True
+
+    def is_completed(self):
+        return self.source is not None
+
+
+class P2POp:
+    """One of the operations of a `batch_isend_irecv`."""
+
+    def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
+        self.op, self.arguments = op, (tensor, peer, group, tag, group_peer)
 
 
 class Group:
@@ -55,6 +107,8 @@ def _reduced(op, tensors):
         dist.ReduceOp.BOR: torch.bitwise_or,
         dist.ReduceOp.BXOR: torch.bitwise_xor,
     }
+    if kind not in folds:
+        raise ValueError(f"torch.distributed: the checker does not simulate the reduction {op!r}")
     out = tensors[0]
     for tensor in tensors[1:]:
         out = folds[kind](out, tensor)
@@ -72,21 +126,39 @@ class Groups:
         self.initialized, self.made = set(), {}
 
     def __enter__(self):
-        self.saved = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
-        for name in self.saved:
-            setattr(dist, name, getattr(self, name))
+        places = [(module, name) for module in (dist, c10d) for name in NAMES if hasattr(module, name)]
+        places += [(c10d, name) for name in REFUSED if hasattr(c10d, name)]
+        self.saved = [(module, name, getattr(module, name)) for module, name in places]
+        for module, name in places:
+            simulated = P2POp if name == "P2POp" else self._refuse if name in REFUSED else _of_members(getattr(self, name))
+            setattr(module, name, simulated)
         Groups.active = self
         return self
 
     def __exit__(self, *error):
-        for name, function in self.saved.items():
-            setattr(dist, name, function)
+        for module, name, function in self.saved:
+            setattr(module, name, function)
         Groups.active = None
+
+    def _refuse(self, *args, **kwargs):
+        """In the place of what torch.distributed's own functions ask for first."""
+        call, frame = "a collective", sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+            if not frame.f_code.co_name.startswith(("_", "wrapper", "<")):
+                call = frame.f_code.co_name  # the outermost one
+            frame = frame.f_back
+        raise UnsupportedError(
+            f"rank {self.simulation.rank}: torch.distributed.{call} is not what the checker simulates: it has "
+            f"{', '.join(SIMULATED)}. Call these as attributes of torch.distributed: a name that was imported from it before "
+            "the checker began is not simulated"
+        )
 
     # -- meetings
     def _group(self, group, call):
         if self.simulation.rank not in self.initialized:
             raise ValueError(f"{call}: the default process group is not initialised: call init_process_group first")
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise NotMember
         return group if isinstance(group, Group) else self.world
 
     def _meet(self, call, group, value):
@@ -142,12 +214,14 @@ class Groups:
         return "gloo"
 
     def get_rank(self, group=None):
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            return -1
         group = self._group(group, "get_rank")
         rank = self.simulation.rank
         return group.ranks.index(rank) if rank in group.ranks else -1
 
     def get_world_size(self, group=None):
-        return len(self._group(group, "get_world_size").ranks)
+        return -1 if group == dist.GroupMember.NON_GROUP_MEMBER else len(self._group(group, "get_world_size").ranks)
 
     def get_process_group_ranks(self, group=None):
         return list(self._group(group, "get_process_group_ranks").ranks)
@@ -167,21 +241,24 @@ class Groups:
         self._meet("barrier", group, None)
 
     def all_gather(self, tensor_list, tensor, group=None, async_op=False):
-        for out, one in zip(tensor_list, self._meet("all_gather", group, tensor.clone())):
+        said = self._meet("all_gather", group, tensor.clone())
+        if len(tensor_list) != len(said):
+            raise ValueError(f"torch.distributed.all_gather: {len(tensor_list)} outputs for {len(said)} ranks")
+        for out, one in zip(tensor_list, said):
             out.copy_(one)
         return Work() if async_op else None
 
     def all_gather_into_tensor(self, output_tensor, input_tensor, group=None, async_op=False):
-        parts = self._meet("all_gather_into_tensor", group, input_tensor.clone())
+        parts = self._alike("all_gather_into_tensor", group, input_tensor)
         output_tensor.copy_(torch.cat([part.reshape(-1) for part in parts]).view(output_tensor.shape))
         return Work() if async_op else None
 
     def all_reduce(self, tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        tensor.copy_(_reduced(op, self._meet("all_reduce", group, tensor.clone())))
+        tensor.copy_(_reduced(op, self._alike("all_reduce", group, tensor)))
         return Work() if async_op else None
 
     def reduce(self, tensor, dst=None, op=dist.ReduceOp.SUM, group=None, async_op=False, group_dst=None):
-        said = self._meet("reduce", group, tensor.clone())
+        said = self._alike("reduce", group, tensor)
         if self.simulation.rank == self._root(group, dst, group_dst):
             tensor.copy_(_reduced(op, said))
         return Work() if async_op else None
@@ -194,7 +271,7 @@ class Groups:
 
     def reduce_scatter_tensor(self, output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
         world = self.get_world_size(group)
-        said = self._meet("reduce_scatter_tensor", group, input.clone())
+        said = self._alike("reduce_scatter_tensor", group, input)
         parts = [one.reshape(-1).chunk(world)[self.get_rank(group)] for one in said]
         output.copy_(_reduced(op, parts).view(output.shape))
         return Work() if async_op else None
@@ -210,13 +287,32 @@ class Groups:
         self, output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False
     ):
         world, me = self.get_world_size(group), self.get_rank(group)
+        if not input_split_sizes and input.shape[0] % world:
+            raise ValueError(f"torch.distributed.all_to_all_single: {input.shape[0]} rows do not split over {world} ranks")
         sizes = input_split_sizes or [input.shape[0] // world] * world
         said = self._meet("all_to_all_single", group, list(input.clone().split(list(sizes))))
         output.copy_(torch.cat([parts[me] for parts in said]).view(output.shape))
         return Work() if async_op else None
 
     def _root(self, group, root, group_root):
-        return self._group(group, "a collective").ranks[group_root] if group_root is not None else root or 0
+        ranks = self._group(group, "a collective").ranks
+        if group_root is not None and not 0 <= group_root < len(ranks):
+            raise ValueError(f"rank {self.simulation.rank}: group rank {group_root} is not in a group of {len(ranks)} ranks")
+        chosen = ranks[group_root] if group_root is not None else root or 0
+        if chosen not in ranks:
+            raise ValueError(f"rank {self.simulation.rank}: rank {chosen} is not in the group of ranks {ranks}")
+        return chosen
+
+    def _alike(self, call, group, tensor):
+        """Every member's tensor, all of one shape and dtype."""
+        said = self._meet(call, group, tensor.clone())
+        kinds = {(one.shape, one.dtype) for one in said}
+        if len(kinds) > 1:
+            shown = ", ".join(
+                f"rank {rank}: {list(one.shape)} {one.dtype}" for rank, one in zip(self._group(group, call).ranks, said)
+            )
+            raise ValueError(f"torch.distributed.{call}: the ranks give different tensors: {shown}")
+        return said
 
     def broadcast(self, tensor, src=None, group=None, async_op=False, group_src=None):
         root = self._root(group, src, group_src)
@@ -229,6 +325,8 @@ class Groups:
     def scatter(self, tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
         root = self._root(group, src, group_src)
         mine = self.simulation.rank == root
+        if mine and len(scatter_list or ()) != self.get_world_size(group):
+            raise ValueError(f"torch.distributed.scatter: rank {root} gives {len(scatter_list or ())} tensors")
         parts = [one.clone() for one in scatter_list] if mine else None
         tensor.copy_(self._from_root("scatter", group, root, parts)[self.get_rank(group)])
         return Work() if async_op else None
@@ -266,24 +364,53 @@ class Groups:
         scatter_object_output_list[0] = copy.deepcopy(mine)
 
     # -- from one to another
+    def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        self.send(tensor, dst, group, tag, group_dst)
+        return Work()
+
+    def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        return Receipt(lambda: self.recv(tensor, src, group, tag, group_src))
+
+    def batch_isend_irecv(self, p2p_op_list):
+        return [one.op(*one.arguments) for one in p2p_op_list]
+
+    def send_object_list(self, object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False):
+        for position, one in enumerate(object_list):
+            self._send(copy.deepcopy(one), dst, group, ("object", position), group_dst)
+
+    def recv_object_list(self, object_list, src=None, group=None, device=None, group_src=None, use_batch=False):
+        for position in range(len(object_list)):
+            source, object_list[position] = self._recv(src, group, ("object", position), group_src)
+        return source
+
     def _channel(self, source, target, tag):
         return self.simulation.meetings.setdefault(("send", source, target, tag), [])
 
     def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
+        self._send(tensor.clone(), dst, group, tag, group_dst)
+
+    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
+        source, value = self._recv(src, group, tag, group_src)
+        tensor.copy_(value)
+        return source
+
+    def _send(self, value, dst, group, tag, group_dst):
         self._group(group, "send")
         thread = self.simulation.host_thread()
         target = self._root(group, dst, group_dst)
-        message = tensor.clone(), thread.vc.copy(), thread.wide.copy()
-        self._channel(self.simulation.rank, target, tag).append(message)
+        self._channel(self.simulation.rank, target, tag).append((value, thread.vc.copy(), thread.wide.copy()))
         thread.tick()
 
-    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        self._group(group, "recv")
-        source = self._root(group, src, group_src)
-        channel = self._channel(source, self.simulation.rank, tag)
-        if not channel:
-            self.simulation.wait_on_host(lambda: bool(channel), lambda: f"in torch.distributed.recv from rank {source}")
-        value, vc, wide = channel.pop(0)
+    def _recv(self, src, group, tag, group_src):
+        """(source, value); from anybody when no source is given."""
+        members = self._group(group, "recv").ranks
+        anybody = src is None and group_src is None
+        sources = members if anybody else [self._root(group, src, group_src)]
+        channels = {source: self._channel(source, self.simulation.rank, tag) for source in sources}
+        if not any(channels.values()):
+            whom = "any rank" if anybody else f"rank {sources[0]}"
+            self.simulation.wait_on_host(lambda: any(channels.values()), lambda: f"in torch.distributed.recv from {whom}")
+        source = next(source for source, channel in channels.items() if channel)
+        value, vc, wide = channels[source].pop(0)
         self.simulation.host_thread().join(vc, wide)
-        tensor.copy_(value)
-        return source
+        return source, value

@@ -1,15 +1,17 @@
 """What of the process belongs to one rank's host: the environment variables that torchrun sets, generators of random
-numbers, autograd's switch, torch's modes. It is exchanged whenever another rank's host goes on.
+numbers, torch's defaults and modes. It is exchanged whenever another rank's host goes on.
 """
 
 import os
 import random
+import sys
 
 import numpy as np
 import torch
 from torch import overrides
 from torch.utils import _python_dispatch as dispatch
 
+_OPS = torch._ops.__file__
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -19,6 +21,27 @@ def generators():
 
 def set_generators(state):
     torch.set_rng_state(state[0]), random.setstate(state[1]), np.random.set_state(state[2])
+
+
+def defaults():
+    """Autograd's switch, the default dtype and the default device (a mode, which torch also keeps beside its modes)."""
+    return torch.is_grad_enabled(), torch.get_default_dtype(), getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
+def set_defaults(state):
+    torch.set_grad_enabled(state[0])
+    torch.set_default_dtype(state[1])
+    torch._GLOBAL_DEVICE_CONTEXT.device_context = state[2]
+
+
+def in_operator():
+    """Whether the caller runs inside of an operator of torch.ops, as a custom op that launches a kernel does."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _OPS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Modes:
@@ -65,26 +88,27 @@ class RankStates:
         self.world_size, self.current = world_size, None
 
     def begin(self):
-        self.outer = {name: os.environ.get(name) for name in VARIABLES}, generators(), torch.is_grad_enabled()
+        self.outer = {name: os.environ.get(name) for name in VARIABLES}, generators(), defaults()
         os.environ.update(WORLD_SIZE=str(self.world_size), LOCAL_WORLD_SIZE=str(self.world_size))
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
-        self.generators, self.grad = [generators()] * self.world_size, [True] * self.world_size
+        self.generators = [generators()] * self.world_size
+        self.defaults = [(True, *self.outer[2][1:])] * self.world_size
 
     def enter(self, rank):
         if rank == self.current:  # no other host ran in between, and programs change none of this
             return
         if self.current is not None:
-            self.generators[self.current], self.grad[self.current] = generators(), torch.is_grad_enabled()
+            self.generators[self.current], self.defaults[self.current] = generators(), defaults()
         self.current = rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
         set_generators(self.generators[rank])
-        torch.set_grad_enabled(self.grad[rank])
+        set_defaults(self.defaults[rank])
 
     def end(self):
-        variables, numbers, grad = self.outer
+        variables, numbers, others = self.outer
         for name, value in variables.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
         set_generators(numbers)
-        torch.set_grad_enabled(grad)
+        set_defaults(others)

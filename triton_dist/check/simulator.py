@@ -8,12 +8,13 @@ the process (shmem's world, rank_state.py) is exchanged whenever another rank's 
 
 import ctypes
 import math
+import threading
 
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .. import backends
-from ..errors import TritonDistError
+from ..errors import TritonDistError, UnsupportedError
 from ..interpreter import scheduler
 from ..interpreter.location import error_line
 from ..interpreter.scheduler import COMPARE, Poll, Wait
@@ -24,7 +25,7 @@ from .exhaustive import Redundant
 from .findings import Finding
 from .host_access import HostAccess
 from .platform import SimulatedPlatform
-from .rank_state import Modes, RankStates
+from .rank_state import Modes, RankStates, in_operator
 from .tasks import HostWait, Launch, Stuck, Task, TimeOver
 from .timeline import Recorder
 from .watchdog import Interrupted
@@ -38,6 +39,10 @@ STREAK = 3000  # steps of one task while others could run, before it lets them
 HOST_KINDS = {4: "int32", 8: "int64"}
 STILL = 5.0  # seconds without progress after which a schedule whose time is over was standing still
 LOOK = 256  # steps between two looks at the clock
+NESTED = (
+    "rank {} waits inside of an operator of torch.ops (a custom op), in which it came after rank {}, which must leave its own "
+    "first: the checker cannot do that. Check the functions that implement the operators"
+)
 _abandoned = []  # coroutines that nothing ends: they stand in a loop that takes every exception
 
 class Simulation:
@@ -60,6 +65,7 @@ class Simulation:
         self.states, self.modes = RankStates(world_size), Modes()
         self.groups = process_group.Groups(self)
         self.turns = 0  # of coroutines
+        self.nested = []  # hosts that wait inside of an operator of torch, in the order in which they came
         self.redundant = False  # whether another schedule of an exhaustive search covers this one
         self.failed = False  # whether a rank has: the others go on as far as they can
         self.ending = False  # whether coroutines are being ended
@@ -72,7 +78,7 @@ class Simulation:
             raise TritonDistError("the checker makes heaps of its own: call it where shmem is not initialised")
         if scheduler.current is not None or backends.in_process is not None:
             raise TritonDistError("the checker was called from inside a kernel or from inside itself")
-        self.hub = getcurrent()
+        self.hub, self.ident = getcurrent(), threading.get_ident()
         self.states.begin()
         try:
             backends.in_process = SimulatedPlatform(self)
@@ -141,7 +147,7 @@ class Simulation:
 
     def _end_tasks(self):
         self.ending = True
-        for task in self.tasks:
+        for task in [*reversed(self.nested), *self.tasks]:
             self._end(task)
         self.tasks = []
 
@@ -173,18 +179,18 @@ class Simulation:
                 if isinstance(cause, AssertionError):
                     kind = "wrong-result"
                 cause = cause.__cause__
-            message = str(error)
+            message = str(error) or sites.source_of_error(error)
             if len(message) > 600:
                 message = message[:600] + " ..."
             self._failed(rank, kind, f"rank {rank}: {type(error).__name__}: {message}", error)
         finally:
             task.modes.end()
 
-    def _failed(self, rank, kind, text, error):
-        place = error_line(error)
-        if place not in text:
-            text += f"\nat {place}"
-        self.found(kind, text, (place,), (rank,))
+    def _failed(self, rank, kind, text, error=None):
+        place = () if error is None else (sites.of_error(error),)
+        if error is not None and place[0] not in text:
+            text += f"\nat {place[0]}"
+        self.found(kind, text, place, (rank,))
         self.failed = True
 
     def _loop(self):
@@ -193,6 +199,8 @@ class Simulation:
             ready = [task for task in self.tasks if task.can_run(writes)]
             if not ready:
                 ready = self._polls()[:1]
+            if len(self.nested) > 1:
+                ready = self._innermost(ready)
             if not ready and self.failed:
                 return  # the others wait for the rank that has failed
             if not ready:
@@ -207,6 +215,14 @@ class Simulation:
             self._resume(task)
             if task.greenlet.dead:
                 self.tasks.remove(task)
+
+    def _innermost(self, ready):
+        """Of the hosts inside of torch's operators the last one to come must be the first to leave: pybind11 keeps the calls
+        of a thread on a stack."""
+        left = [task for task in ready if task not in self.nested[:-1]]
+        if ready and not left:
+            self._failed(self.nested[-1].rank, "rank-failed", NESTED.format(self.nested[-1].rank, ready[0].rank))
+        return left
 
     def _polls(self):
         """Poll loops that may still end by themselves: a loop of fewer tries does."""
@@ -246,6 +262,7 @@ class Simulation:
 
     # -- the engine's part: called on a program's coroutine, `launch` on a host's
     def launch(self, kernel, run_program, grid):
+        self._check_thread(f"kernel {kernel} was launched")
         rank = self.rank
         self.moved()
         launch = Launch(rank, self.launches[rank], kernel, run_program, grid, self.resident)
@@ -324,14 +341,20 @@ class Simulation:
     def _switch(self, stuck=None):
         """From the running coroutine to the hub, where `stuck` ends the schedule. It is raised there and not here, so that
         nothing in the program can take it."""
-        modes = self.current.modes
-        if modes is not None:
-            modes.leave()
+        task = self.current
+        if task.launch is not None:
+            self.hub.switch() if stuck is None else self.hub.throw(stuck)
+            return
+        nested = in_operator()
+        if nested:
+            self.nested.append(task)
+        task.modes.leave()
         try:
             self.hub.switch() if stuck is None else self.hub.throw(stuck)
         finally:
-            if modes is not None:
-                modes.enter()
+            task.modes.enter()
+            if nested:
+                self.nested.remove(task)
 
     # -- the watchdog's part
     def progress(self):
@@ -398,6 +421,12 @@ class Simulation:
     def host_thread(self):
         return self.detector.threads.hosts[self.rank]
 
+    def _check_thread(self, what):
+        if threading.get_ident() != self.ident:
+            text = f"rank {self.rank}: {what} in a Python thread of its own: the checker runs one thread of each rank"
+            self._failed(self.rank, "rank-failed", text)
+            raise UnsupportedError(text)
+
     def wait_on_host(self, ready, describe):
         """Blocks the running rank's host."""
         if self.ending:
@@ -411,6 +440,7 @@ class Simulation:
 
     def exchange(self, key, members, rank, value, describe):
         """Every member's value, in order; all meet here. `key` names the meeting, alike on all members."""
+        self._check_thread("shmem or torch.distributed was called")
         said = self.meetings.setdefault(key, {})
         said[rank] = value
         self.note("give", key)
@@ -433,6 +463,7 @@ class Simulation:
         if task is None or task.launch is not None or self.ending:
             return
         self.step(False)
+        self._check_live(where, word)
         if writes:
             self.moved()
             self.detector.store(task.thread, where, size, word)
@@ -442,6 +473,14 @@ class Simulation:
             words = {address: ctypes.string_at(address, size) for address in addresses}
             self.poll(words, HOST_KINDS.get(size, ""), HOST_PATIENCE)
         self.detector.load(task.thread, where, size, False, word)
+
+    def _check_live(self, where, word):
+        heap, (low, _) = self.heap_map(self.rank), where.bounds()
+        place = heap.owner(low) if heap is not None else None
+        if place is not None and heap.allocation(place[1]) is None:
+            site = sites.text(sites.here())
+            text = f"{heap.describe(low)}\n{word} by rank {self.rank} host at {site}"
+            self.found("bad-access", text, (site,), (self.rank,))
 
     # -- reports
     def heap_map(self, rank):

@@ -1,5 +1,6 @@
 """Where in the user's source an access was made, as small numbers: they are compared and stored by the thousand."""
 
+import linecache
 import os
 import sys
 
@@ -46,14 +47,27 @@ def of(frame):
 
 
 def of_error(error):
-    """"file.py:12 in name" where an exception came from."""
-    number, trace = None, error.__traceback__
+    """"file.py:12 in name" of the program's line that an exception came from."""
+    trace = _trace_of(error)
+    if trace is None:
+        return UNKNOWN
+    code = trace.tb_frame.f_code
+    return f"{_short(code.co_filename)}:{trace.tb_lineno} in {code.co_qualname}"
+
+
+def source_of_error(error):
+    """That line's text."""
+    trace = _trace_of(error)
+    return "" if trace is None else linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip()
+
+
+def _trace_of(error):
+    found, trace = None, error.__traceback__
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith((*_SKIPPED, "<")):
-            number = intern(f"{_short(code.co_filename)}:{trace.tb_lineno} in {code.co_qualname}")
+        if not trace.tb_frame.f_code.co_filename.startswith((*_SKIPPED, "<")):
+            found = trace
         trace = trace.tb_next
-    return text(intern(UNKNOWN) if number is None else number)
+    return found
 
 
 def intern(text):
