@@ -32,6 +32,9 @@ def main(argv=None):
     )
     parser.add_argument("--timeline", metavar="FILE", help="write a trace of the schedule with the first fault, else the first")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
+    parser.add_argument("--weak", action="store_true", help="weak memory in every seeded schedule (default: in every fourth)")
+    parser.add_argument("--no-weak", action="store_true", help="in none")
+    parser.add_argument("--no-races", action="store_true", help="report wrong results and hangs alone, not missing orders")
     args, rest = parser.parse_known_args(argv)
     if rest and rest[0] == "--":
         rest = rest[1:]
@@ -44,6 +47,7 @@ def main(argv=None):
             program, world_size=args.world_size, schedules=args.schedules, seed=args.triton_dist_seed, init=False,
             exhaustive=args.exhaustive, resident=args.resident, keep_going=args.keep_going, seconds=args.seconds,
             stall_seconds=args.stall_seconds, timeline=args.timeline,
+            weak=True if args.weak else False if args.no_weak else None, races=not args.no_races,
         )  # fmt: skip
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -21,9 +21,11 @@ MANY_LANES = 4096  # an atomic on more words than this is no signal: its words p
 
 
 class Detector:
-    """`heap_map(rank)` is the rank's HeapMap or None; `found(kind, text, places, ranks)` takes what is found."""
+    """`heap_map(rank)` is the rank's HeapMap or None; `found(kind, text, places, ranks)` takes what is found. `weak`: a
+    WeakMemory, which then decides what is read, or None."""
 
-    def __init__(self, world, heap_map, found):
+    def __init__(self, world, heap_map, found, weak=None):
+        self.weak = weak
         self.places, self.found = Places(heap_map), found
         self.threads = Threads(world)
         self.histories, self.cells = Histories(), signals.Cells()
@@ -37,6 +39,7 @@ class Detector:
         site = sites.here()
         self._settle()
         parts = self.places.split(thread, where, size)
+        missed = self.weak.load(thread, parts, size, volatile) if self.weak is not None else ()
         for shadow, part in parts:
             if volatile:
                 event = self.histories.event(thread, site, "volatile load", "sys")
@@ -45,10 +48,21 @@ class Detector:
                 self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, word))
             for cell in self.cells.touched(part, size):
                 if volatile:
-                    self.cells.read(cell, thread, "relaxed", "sys", site)
+                    behind = sum(write.holds(cell.address) for write in missed)
+                    self.cells.read(cell, thread, "relaxed", "sys", site, behind=behind)
                 else:
                     cell.observed = True
                     self._heard_plainly(cell, thread, site)
+
+    def load_done(self):
+        """The latest read has been made; of a copy, its write too."""
+        if self.weak is not None:
+            self.weak.restore()
+
+    @property
+    def reading(self):
+        """Whether a read is being made that nobody else may come between."""
+        return self.weak is not None and bool(self.weak.patches)
 
     def _heard_plainly(self, cell, thread, site):
         """A plain read of a signal: if the program goes by what it read, an acquire is missing."""
@@ -67,15 +81,21 @@ class Detector:
                 # One word after a fence may be a signal: on every target it is written at once, and after what was before.
                 # To those who read it atomically it is one; to other plain accesses it is a plain write.
                 address = _one(part)
+                if self.weak is not None:
+                    self.weak.store(thread, shadow, part, size, "sys")
                 event = self.histories.event(thread, site, word, "sys", True, plain=True)
                 self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
                 self._stored = self.cells.touch(address, size), thread, site, word
                 continue
+            if self.weak is not None:
+                self.weak.store(thread, shadow, part, size)
             self._access(thread, shadow, part, size, WRITE, self.histories.event(thread, site, word))
             for cell in self.cells.touched(part, size):
                 cell.reset()
 
     def _settle(self):
+        if self.weak is not None:
+            self.weak.settle()
         if self._stored is not None:
             cell, thread, site, word = self._stored
             self._stored = None
@@ -96,7 +116,10 @@ class Detector:
         site = sites.here()
         self._settle()
         event = self.histories.event(thread, site, "atomic", scope, True)
-        for shadow, part in self.places.split(thread, lanes, size):
+        parts = self.places.split(thread, lanes, size)
+        if self.weak is not None:
+            self.weak.atomic(thread, parts, size, scope)
+        for shadow, part in parts:
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
         if lanes.size <= MANY_LANES and size in (4, 8):
             for address in lanes.tolist():
@@ -104,6 +127,8 @@ class Detector:
                 self.cells.read(cell, thread, sem, scope, site)
 
     def atomic_done(self, thread, lanes, size, sem, scope, wrote, adds=False):
+        if self.weak is not None:
+            self.weak.atomic_done(thread, wrote, lanes, size)
         if lanes.size > MANY_LANES or size not in (4, 8) or wrote is False:
             return
         self.written += 1
@@ -122,10 +147,15 @@ class Detector:
         if cell.label is None:
             cell.label = self.places.describe(thread.rank, address)
         event = self.histories.event(thread, site, f"notify ({op})", "sys", True)
-        for shadow, part in self.places.split(thread, Affine(address, (), ()), size):
+        parts = self.places.split(thread, Affine(address, (), ()), size)
+        if self.weak is not None:
+            self.weak.atomic(thread, parts, size, "sys")
+        for shadow, part in parts:
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
 
     def notify_done(self, thread, address, size, op):
+        if self.weak is not None:
+            self.weak.atomic_done(thread, True, np.array([address], np.uint64), size)
         self.written += 1
         site = sites.here()
         cell = self.cells.at(address, size)
@@ -185,7 +215,10 @@ class Detector:
         cell = self.cells.at(address, size)
         cell.observed, cell.waited = True, site
         event = self.histories.event(thread, site, word, scope)
-        for shadow, part in self.places.split(thread, Affine(address, (), ()), size):
+        parts = self.places.split(thread, Affine(address, (), ()), size)
+        if self.weak is not None:
+            self.weak.see(thread, parts, size)
+        for shadow, part in parts:
             self._access(thread, shadow, part, size, ATOMIC_READ, event)
         return cell
 
@@ -208,8 +241,11 @@ class Detector:
         if hit:
             self.cells.read(cell, thread, "acquire", "sys", site)
 
-    def fence(self, thread):
+    def fence(self, thread, complete=False):
+        """dl.fence; with `complete` dl.quiet."""
         self._settle()
+        if complete and self.weak is not None:
+            self.weak.complete(thread, self.places.all_shadows())
         signals.fence(thread)
 
     # -- launches

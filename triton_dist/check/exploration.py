@@ -12,8 +12,10 @@ from .simulator import Simulation
 from .strategies import strategy_of
 from .timeline import write
 from .watchdog import Watchdog
+from .weak_memory import WeakMemory
 
 HEAP_BYTES = 64 << 20
+WEAK_EVERY = 4  # of the seeded schedules, unless `weak` says otherwise
 
 
 def explore(
@@ -31,6 +33,8 @@ def explore(
     seconds=None,
     stall_seconds=60,
     timeline=None,
+    weak=None,
+    races=True,
 ):
     """Runs `program(*args)` on `world_size` ranks, all in this process, under many schedules, and looks for faults.
 
@@ -45,8 +49,8 @@ def explore(
         world_size: 1 to 64 ranks.
         schedules: the first is first-in first-out, the others have the seeds 0, 1, 2 ...: random for even ones, priorities
             with few changes (PCT) for odd ones.
-        seed: run that schedule alone, to replay it: a number from 0, "fifo", or the "path:..." that the report of an
-            exhaustive search names.
+        seed: run that schedule alone, to replay it: a number from 0, "fifo", "weak:0" and on, or the "path:..." that the
+            report of an exhaustive search names.
         exhaustive: instead of by seeds, search systematically: every order of atomics, signals and waits that can make a
             difference, for small kernels. When it ends within `schedules` runs, `report.complete` is True: all were explored.
         init: initialise shmem with `heap_bytes` on each rank before, and finalize after. False: the program does so.
@@ -59,6 +63,10 @@ def explore(
             nobody counts as endless. A long computation inside of one torch operation does not.
         timeline: a file to write, for Perfetto or chrome://tracing: what the kernels did in the schedule in which something
             was found first, else in the first one (timeline.py); `report.timeline` is a summary.
+        weak: whether schedules have weak memory (weak_memory.py), in which a missing order gives wrong values. None: every
+            fourth, with seeds "weak:0", "weak:1" ...; True: all but the first; False: none.
+        races: False: report wrong results, failures, hangs and bad accesses alone, not the orders that are missing. With
+            weak=True it shows what a missing order does.
 
     Returns: a Report. `report.ok`, `report.findings`, `print(report)`, `report.raise_if_found()`.
 
@@ -69,9 +77,11 @@ def explore(
         raise ValueError(f"explore: world_size is {world_size}: give 1 to 64")
     if not isinstance(schedules, int) or schedules < 1:
         raise ValueError(f"explore: schedules is {schedules!r}: give 1 or more")
-    named = isinstance(seed, str) and re.fullmatch(r"fifo|[0-9]+|path:([0-9]+(\.[0-9]+)*)?", seed)
+    named = isinstance(seed, str) and re.fullmatch(r"fifo|(weak:)?[0-9]+|path:([0-9]+(\.[0-9]+)*)?", seed)
     if not (seed is None or named or (isinstance(seed, int) and seed >= 0)):
-        raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "path:..." that a report names')
+        raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "weak:..." or "path:..." of a report')
+    if exhaustive and weak:
+        raise ValueError("explore: exhaustive=True tries the orders of signals, not the values of weak=True: give one of them")
     for name, value in (("seconds", seconds), ("stall_seconds", stall_seconds)):
         if (value is None and name != "seconds") or (value is not None and not value > 0):
             raise ValueError(f"explore: {name} is {value!r}: give seconds, more than 0")
@@ -89,10 +99,11 @@ def explore(
     length, recorders = 1000, []
     search = Exhaustive() if exhaustive else None
     with Watchdog(stall_seconds, None if seconds is None else time.monotonic() + seconds) as watchdog:
-        for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed):
+        for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed, weak):
             output = io.StringIO()
+            memory = WeakMemory(number) if str(number).startswith("weak:") else None
             strategy = search or _strategy(number, length)
-            simulation = Simulation(world_size, strategy, resident, max_steps, watchdog, bool(timeline))
+            simulation = Simulation(world_size, strategy, resident, max_steps, watchdog, bool(timeline), memory, races)
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
                 simulation.run(body, args)
             replayed = number is None and seed not in (None, "fifo")  # it only tells how long the schedule to replay is
@@ -128,18 +139,24 @@ def explore(
     return report
 
 
-def _seeds(schedules, seed):
+def _seeds(schedules, seed, weak):
     if seed == "fifo":
         return [None]
-    if isinstance(seed, str) and not seed.isdigit():
+    if isinstance(seed, str) and seed.startswith("path:"):
         return [seed]
     if seed is not None:
-        return [None, int(seed)]
-    return [None, *range(schedules - 1)]
+        return [None, seed if str(seed).startswith("weak:") else int(seed)]
+    if weak:
+        return [None, *[f"weak:{number}" for number in range(schedules - 1)]]
+    seeds = iter(range(schedules))
+    turns = range(1, schedules)
+    return [None, *[f"weak:{i // WEAK_EVERY - 1}" if weak is None and i % WEAK_EVERY == 0 else next(seeds) for i in turns]]
 
 
 def _strategy(seed, length):
-    return Path(seed.removeprefix("path:")) if isinstance(seed, str) else strategy_of(seed, length)
+    if isinstance(seed, str) and seed.startswith("path:"):
+        return Path(seed.removeprefix("path:"))
+    return strategy_of(None if seed is None else int(str(seed).removeprefix("weak:")), length)
 
 
 def _paths(search, schedules):

@@ -52,10 +52,14 @@ KINDS = {
 SYMPTOMS = {"wrong-result", "rank-failed", "deadlock", "livelock", "unwaited-signal"}
 
 
+RESULTS = {"wrong-result", "rank-failed", "deadlock", "livelock", "bad-access"}  # what a device would show, too
+
+
 @dataclass
 class Finding:
     """`kind` is one of KINDS. `places` are the source lines, `ranks` the ranks that it is about, `seed` the schedule that
-    shows it, for `explore(seed=...)`: "fifo", a number, or "path:..." of an exhaustive search."""
+    shows it, for `explore(seed=...)`: "fifo", a number, "weak:..." of one with weak memory, or "path:..." of an exhaustive
+    search."""
 
     kind: str
     text: str

@@ -118,6 +118,7 @@ class Shadow:
     def __init__(self, base, nbytes):
         self.base, self.nbytes = base, nbytes
         self.granule = 8
+        self.writes = []  # of weak_memory.py: the latest, in order
         self.numbers = np.zeros(-(-nbytes // 8), np.int32)
 
     def _split(self, amount):

@@ -62,9 +62,13 @@ class _Dispatch(TorchDispatchMode):
             with self:
                 return body(*args, **kwargs)
         roles = _roles_of(func)
-        if roles is not None and not self.owner.inside:
-            self.owner.operation(func, roles, args, kwargs)
-        return func(*args, **kwargs)
+        if roles is None or self.owner.inside:
+            return func(*args, **kwargs)
+        self.owner.operation(func, roles, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.owner.done()
 
 
 class _Function(TorchFunctionMode):
@@ -82,13 +86,15 @@ class _Function(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             self.owner.inside = outer
+            self.owner.done()
 
 
 class HostAccess:
-    """`with access:` around host code. `note(where, size, writes, word)` is told of every access to a watched heap."""
+    """`with access:` around host code. `note(where, size, writes, word)` is told of every access to a watched heap before
+    it is made, `done()` of the end of an operation, whose accesses may be several."""
 
-    def __init__(self, note):
-        self.note, self.storages = note, set()
+    def __init__(self, note, done):
+        self.note, self.done, self.storages = note, done, set()
         self.inside = False  # an operation that is noted as a whole: deepcopy copies the whole heap, which nobody asked for
         self._modes = _Dispatch(self), _Function(self)
 

@@ -141,6 +141,7 @@ class SimulatedHeap:
         detector.load(thread, Affine(src, (1,), (nbytes,)), 1, False, word)
         detector.store(thread, Affine(dst, (1,), (nbytes,)), 1, word)
         ctypes.memmove(dst, src, nbytes)
+        detector.load_done()
 
     def put(self, dst, src, nbytes, peer, blocking):
         self._copy(self._at(dst, peer), src, nbytes, "putmem")

@@ -29,14 +29,19 @@ def pytest_addoption(parser):
     group.addoption(
         "--triton-dist-schedules", type=int, default=SCHEDULES, help=f"schedules of each check (default {SCHEDULES})"
     )
+    group.addoption("--triton-dist-weak", action="store_true", help="weak memory in every seeded schedule of the checker")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "check: runs under the checker, in one process")
-    _options.update(seed=config.getoption("--triton-dist-seed"), schedules=config.getoption("--triton-dist-schedules"))
+    _options.update(
+        seed=config.getoption("--triton-dist-seed"),
+        schedules=config.getoption("--triton-dist-schedules"),
+        weak=True if config.getoption("--triton-dist-weak") else None,
+    )
 
 
-_options = {"seed": None, "schedules": SCHEDULES}
+_options = {"seed": None, "schedules": SCHEDULES, "weak": None}
 
 
 def _checked(program, *args, **options):

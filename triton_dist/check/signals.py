@@ -121,14 +121,16 @@ class Cells:
             cell.initial = None
         return entry
 
-    def read(self, cell, thread, sem, scope, site, satisfied=None):
+    def read(self, cell, thread, sem, scope, site, satisfied=None, behind=0):
         """A read of the word: joins what it acquires to the thread. With `satisfied`, a wait: returns the first value that
-        ends it. Without, a look at the latest one."""
+        ends it. Without, a look at the latest one but `behind`."""
         cell.observed = True
         entries = cell.entries
         if not entries:
             return None
-        index = len(entries) - 1
+        index = len(entries) - 1 - behind
+        if index < 0:
+            return None
         if satisfied is not None:
             known = cell.known(thread)
             if known < 0 and cell.initial is not None and not cell.dropped and satisfied(cell.initial):

@@ -22,7 +22,7 @@ from ..shmem import world
 from . import blocked, process_group, sites
 from .detector import Detector
 from .exhaustive import Redundant
-from .findings import Finding
+from .findings import RESULTS, Finding
 from .host_access import HostAccess
 from .platform import SimulatedPlatform
 from .rank_state import Modes, RankStates, in_operator
@@ -50,16 +50,21 @@ class Simulation:
 
     strategy: of strategies.py. resident: programs of a grid that run at a time (None: TRITON_DIST_RESIDENT, else all).
     max_steps: accesses to memory, or turns of coroutines, before the run counts as endless. watchdog: a Watchdog that is
-    running, which ends loops without any access; None: nobody does. timeline: whether `recorders` get what happens.
+    running, which ends loops without any access; None: nobody does. timeline: whether `recorders` get what happens. weak: a
+    WeakMemory; None: memory is sequentially consistent. races: whether to report what is wrong with the program's orders, or
+    what it does alone.
     """
 
-    def __init__(self, world_size, strategy, resident=None, max_steps=2_000_000, watchdog=None, timeline=False):
+    def __init__(
+        self, world_size, strategy, resident=None, max_steps=2_000_000, watchdog=None, timeline=False, weak=None, races=True
+    ):
         self.world_size, self.strategy, self.resident, self.max_steps = world_size, strategy, resident, max_steps
         self.watchdog = watchdog
         self.recorders = [Recorder(self.progress) for _ in range(world_size)] if timeline else []
         self.findings, self.results = [], [None] * world_size
-        self.detector = Detector(world_size, self.heap_map, self.found)
-        self.host_access = HostAccess(self._host_touched)
+        self.detector, self.races = Detector(world_size, self.heap_map, self.found, weak), races
+        self.host_access = HostAccess(self._host_touched, self._host_done)
+        self.operating = False  # whether a host's operation on memory is under way, which nobody comes between
         self.tasks, self.made, self.current, self.steps, self.streak = [], 0, None, 0, 0
         self.worlds, self.launches, self.meetings = [None] * world_size, [0] * world_size, {}
         self.states, self.modes = RankStates(world_size), Modes()
@@ -213,6 +218,7 @@ class Simulation:
             alone = len(ready) == 1 and not self.strategy.exhaustive
             task = ready[0] if alone else self.strategy.pick(ready)
             self._resume(task)
+            self._host_done()
             if task.greenlet.dead:
                 self.tasks.remove(task)
 
@@ -462,16 +468,19 @@ class Simulation:
         task = self.current
         if task is None or task.launch is not None or self.ending:
             return
-        self.step(False)
+        if not self.operating:
+            self.step(False)
         self._check_live(where, word)
         if writes:
             self.moved()
+            self.operating = True
             self.detector.store(task.thread, where, size, word)
             return
-        if math.prod(where.shape) <= HOST_LANES:
+        if math.prod(where.shape) <= HOST_LANES and not self.operating:
             addresses = where.array(np.uint64).ravel().tolist()
             words = {address: ctypes.string_at(address, size) for address in addresses}
             self.poll(words, HOST_KINDS.get(size, ""), HOST_PATIENCE)
+        self.operating = True
         self.detector.load(task.thread, where, size, False, word)
 
     def _check_live(self, where, word):
@@ -482,12 +491,18 @@ class Simulation:
             text = f"{heap.describe(low)}\n{word} by rank {self.rank} host at {site}"
             self.found("bad-access", text, (site,), (self.rank,))
 
+    def _host_done(self):
+        self.operating = False
+        self.detector.load_done()
+
     # -- reports
     def heap_map(self, rank):
         made = world.active() if rank == self.rank else self.worlds[rank]
         return made.heap_map if made is not None else None
 
     def found(self, kind, text, places=(), ranks=()):
+        if not self.races and kind not in RESULTS:
+            return
         finding = Finding(kind, text, tuple(places), tuple(ranks))
         known = next((one for one in self.findings if one.key == finding.key), None)
         if known is not None:

@@ -122,6 +122,9 @@ class Recorder:
                 about["peer"] = peer
             self.open[self._thread()] = word, now, about
 
+    def load_done(self):
+        pass
+
     def store(self, where, size, word):
         nbytes = self._lanes(where) * size
         peer = self._peer(where) if nbytes else None
@@ -168,7 +171,7 @@ class Recorder:
     def tested(self, address, size, hit):
         pass
 
-    def fence(self):
+    def fence(self, complete=False):
         self._close(self._now())
 
     def _signal(self, address):

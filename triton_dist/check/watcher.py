@@ -36,8 +36,12 @@ class Watcher:
         self._record("load", where, size, volatile, word)
         self.detector.load(self.simulation.current.thread, where, size, volatile, word)
 
+    def load_done(self):
+        self.detector.load_done()
+
     def store(self, where, size, word):
-        self.simulation.step(False)
+        if not self.detector.reading:  # else the second half of a copy
+            self.simulation.step(False)
         self._record("store", where, size, word)
         self.detector.store(self.simulation.current.thread, where, size, word)
 
@@ -87,6 +91,6 @@ class Watcher:
         self.simulation.note("r", address)
         self.detector.tested(self.simulation.current.thread, address, size, hit)
 
-    def fence(self):
-        self._record("fence")
-        self.detector.fence(self.simulation.current.thread)
+    def fence(self, complete=False):
+        self._record("fence", complete)
+        self.detector.fence(self.simulation.current.thread, complete)

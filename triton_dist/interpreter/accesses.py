@@ -61,12 +61,17 @@ class Accesses(stock.InterpreterBuilder):
                 if scheduler.observer is not None and not watched:
                     lanes = observer.lanes_of(address, None if mask is None else mask.data)
                     scheduler.observer.load(lanes, dtype.itemsize, volatile, "load")
-                return Handle(memory.gather(address, None if mask is None else mask.data, dtype, fill), element)
+                out = memory.gather(address, None if mask is None else mask.data, dtype, fill)
+                if scheduler.observer is not None and not watched:
+                    scheduler.observer.load_done()
+                return Handle(out, element)
             form, rectangle = found
         if scheduler.observer is not None and not watched:
             part = form if rectangle is None else form.part(rectangle)
             scheduler.observer.load(part, dtype.itemsize, volatile, "load")
         out = memory.load_affine(form, rectangle, dtype, fill)
+        if scheduler.observer is not None and not watched:
+            scheduler.observer.load_done()
         self._note_load(form, rectangle, element, out, volatile)
         return Handle(out, element)
 
@@ -131,6 +136,8 @@ class Accesses(stock.InterpreterBuilder):
         if scheduler.observer is not None:
             scheduler.observer.load(form.part(rectangle), dtype.itemsize, False, "descriptor load")
         out = Handle(memory.load_affine(form, rectangle, dtype, fill), element)
+        if scheduler.observer is not None:
+            scheduler.observer.load_done()
         if getattr(desc, "round_f32_to_tf32", False) and element == tl.float32:
             return Handle(stock.round_to_tf32(out.data), element)
         return out

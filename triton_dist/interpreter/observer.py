@@ -7,6 +7,7 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
     launching(tensors)                    a launch, before its programs: [(label, address, bytes)] of its tensor arguments
     program(index, number), program_done(index, number)   a program of the launch begins and ends; number: from 0
     load(where, size, volatile, word)     a read; `word` is the language's word for it ("load", "get", "put", ...)
+    load_done()                           the value has been read; of a copy, after its store
     store(where, size, word)              a plain write
     atomic(lanes, size, sem, scope)       read-modify-writes of one word each; sem "relaxed", "acquire", "release" or
                                           "acq_rel", scope "cta", "gpu" or "sys"
@@ -20,7 +21,7 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
                                           ended it, too
     test(address, size)                   dl.test
     tested(address, size, hit)            the same, after it has looked: an acquire when `hit`
-    fence()                               dl.fence, dl.quiet
+    fence(complete=False)                 dl.fence; dl.quiet with `complete`
 """
 
 import numpy as np

@@ -147,16 +147,23 @@ def _copy(word, dst, src, n, peer, ctx, pid, num_pids, BLOCK, remote_dst):
     if num_pids == 1:
         _watch_copy(word, to, source, (n,), (size,), (size,), size)
         ctypes.memmove(to, source, n * size)
+        _copied()
         return
     for start in range(pid * block, n, num_pids * block):
         _watch_copy(word, to + start * size, source + start * size, (min(block, n - start),), (size,), (size,), size)
         ctypes.memmove(to + start * size, source + start * size, min(block, n - start) * size)
+        _copied()
 
 
 def _watch_copy(word, to, source, shape, to_strides, source_strides, size):
     if scheduler.observer is not None:
         scheduler.observer.load(Affine(source, source_strides, shape), size, False, word)
         scheduler.observer.store(Affine(to, to_strides, shape), size, word)
+
+
+def _copied():
+    if scheduler.observer is not None:
+        scheduler.observer.load_done()
 
 
 def put(dst, src, n, peer, ctx, pid=0, num_pids=1, BLOCK=1024):
@@ -191,6 +198,7 @@ def _copy_2d(word, dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid,
     if num_pids == 1:
         _watch_copy(word, to, source, (rows, cols), *strides, size)
         target[...] = origin
+        _copied()
         return
     height, width = block
     across = -(-cols // width)
@@ -199,6 +207,7 @@ def _copy_2d(word, dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid,
         shape = min(height, rows - r), min(width, cols - c)
         _watch_copy(word, to + (r * to_stride + c) * size, source + (r * source_stride + c) * size, shape, *strides, size)
         target[r : r + height, c : c + width] = origin[r : r + height, c : c + width]
+        _copied()
 
 
 def put_2d(dst, src, rows, cols, dst_stride, src_stride, peer, ctx, pid=0, num_pids=1, BLOCK_M=16, BLOCK_N=256):
@@ -318,14 +327,19 @@ def consume_token(x, token):
     return x
 
 
-def fence(ctx):
+def _fence(ctx, complete):
     _table(ctx)
     scheduler.moved()
     if scheduler.observer is not None:
-        scheduler.observer.fence()
+        scheduler.observer.fence(complete)
 
 
-quiet = fence
+def fence(ctx):
+    _fence(ctx, False)
+
+
+def quiet(ctx):
+    _fence(ctx, True)
 
 
 # -- remote atomics

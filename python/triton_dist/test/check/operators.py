@@ -1,6 +1,6 @@
 """Every operator of the library and every tutorial under the checker; as a command, a table of them.
 
-    python python/triton_dist/test/check/operators.py [--world 2,3,4] [--schedules 20] [--only TEXT] [--overhead]
+    python python/triton_dist/test/check/operators.py [--world 2,3,4] [--schedules 20] [--only TEXT] [--weak] [--overhead]
 
 An operator is called several times on one context, so that its buffers and signals are used again, and each result is
 compared with the operator's own reference. A tutorial is run as it is, by its main(), at a small size."""
@@ -268,6 +268,7 @@ def main():
     parser.add_argument("--world", default="2,3,4", help="world sizes (default 2,3,4)")
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--only", default="", help="only names that have this in them")
+    parser.add_argument("--weak", action="store_true", help="weak memory in every seeded schedule (default: in every fourth)")
     parser.add_argument("--overhead", action="store_true", help="instead, compare the time with that of an ordinary run")
     args = parser.parse_args()
     if args.overhead:
@@ -279,7 +280,7 @@ def main():
             if args.only not in name:
                 continue
             began = time.perf_counter()
-            report = explore(name, world, args.schedules)
+            report = explore(name, world, args.schedules, weak=args.weak or None)
             shown = f"tutorial {name}" if name in OPTIONS else name
             seconds = time.perf_counter() - began
             found = len(report.findings)

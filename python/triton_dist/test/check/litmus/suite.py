@@ -12,7 +12,9 @@ from registry import CASES
 
 from triton_dist import check
 
-__all__ = ["CASES", "run"]
+__all__ = ["CASES", "ORDERS", "run"]
+
+ORDERS = {"missing-release", "missing-acquire", "narrow-scope"}  # verdicts of programs that lack an order of memory alone
 
 
 @dataclass
@@ -27,8 +29,9 @@ class Verdict:
     report: check.Report
 
 
-def run(case, seeds, keep_going=True):
-    report = check.explore(case.program, *case.args, schedules=seeds + 1, keep_going=keep_going, **case.options)
+def run(case, seeds, keep_going=True, **options):
+    options = {**case.options, **options}
+    report = check.explore(case.program, *case.args, schedules=seeds + 1, keep_going=keep_going, **options)
     kinds = report.kinds
     if not case.verdict:
         outcome = "false alarm" if kinds else "passed"
