@@ -56,9 +56,13 @@ class Write:
         self.readers = {}  # thread id -> (clock of its first read, low, high), of those that it did not have to arrive at
         self.complete = False
 
+    def ordered(self, thread):
+        """Whether every read by `thread` must see it."""
+        return self.complete or self.thread == thread.id or thread.knows(self.thread, self.clock)
+
     def known(self, thread, low, high):
         """Whether a read of [low, high) by `thread` must see it."""
-        if self.complete or self.thread == thread.id or thread.knows(self.thread, self.clock):
+        if self.ordered(thread):
             return True
         for reader, (clock, first, last) in self.readers.items():
             if first < high and low < last and (reader == thread.id or thread.knows(reader, clock)):
@@ -107,9 +111,8 @@ class WeakMemory:
             if write.high <= low or write.low >= high:
                 continue
             first, last = max(low, write.low), min(high, write.high)
-            seen = write.known(thread, first, last)
-            if not seen and (_reach(write, thread, scope) or self._arrived(write, thread, strong)):
-                seen = True
+            seen = write.known(thread, first, last) or _reach(write, thread, scope) or self._arrived(write, thread, strong)
+            if seen and not write.ordered(thread):
                 write.read_by(thread, first, last)
             if seen:
                 if settled is None:
@@ -154,7 +157,7 @@ class WeakMemory:
             low, high = _bounds(where, size)
             for write in reversed(shadow.writes):
                 if write.low < high and low < write.high:
-                    if not write.known(thread, low, high):
+                    if not write.ordered(thread):
                         write.read_by(thread, low, high)
                     if write.mask is None and write.low <= low and high <= write.high:
                         break

@@ -144,25 +144,26 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape, order, world, outcome, given", SHAPES, ids=lambda value: str(value))
 def test_what_weak_memory_gives(shape, order, world, outcome, given):
-    seeds = 400 if shape == "readers" else 100
-    assert (outcome in outcomes(True, shape, order, world, seeds)) == given
-    assert outcome not in outcomes(False, shape, order, world, 40)
+    seeds = 50 if not given else 800 if shape == "readers" else 200
+    assert (outcome in outcomes(True, shape, order, world, seeds, outcome)) == given
+    assert outcome not in outcomes(False, shape, order, world, 12)
 
 
-def outcomes(weak, shape, order, world_size, schedules):
-    """What the shape gives on all its ranks, over many schedules."""
+def outcomes(weak, shape, order, world_size, schedules, wanted=None):
+    """What the shape gives on all its ranks, over many schedules, or until the wanted one has come."""
     seen = set()
 
     def record():
-        seen.add(shapes(shape, order))
+        got = shapes(shape, order)
+        seen.add(got)
+        assert got != wanted
 
-    options = dict(world_size=world_size, schedules=schedules, weak=weak, heap_bytes=1 << 16)
-    check.explore(record, races=False, **options).raise_if_found()
+    check.explore(record, races=False, world_size=world_size, schedules=schedules, weak=weak, heap_bytes=1 << 16)
     return seen
 
 
 def test_reads_of_one_word_never_go_back():
-    seen = {f"{value:03}" for value, _ in outcomes(True, "coherence", "none", 2, 150)}
+    seen = {f"{value:03}" for value, _ in outcomes(True, "coherence", "none", 2, 100)}
     assert seen <= {"000", "001", "002", "011", "012", "022", "111", "112", "122", "222"} and len(seen) >= 6
 
 
@@ -182,10 +183,11 @@ def test_a_missing_order_gives_a_wrong_result(case):
     if case.name == "host/tensors-clear-signal":  # the signal is gone in any memory
         assert report.kinds == ["deadlock"]
         return
-    assert report.kinds == ["wrong-result"] or report.kinds == ["deadlock", "wrong-result"], str(report)
+    # An addition at a scope that does not reach the other may be lost, and then its wait does not end.
+    assert report.kinds == ["deadlock" if case.name == "programs/partials-cta-atomics" else "wrong-result"], str(report)
     assert report.findings[0].seed.startswith("weak:") and "--triton-dist-seed weak:" in str(report)
     again = check.explore(case.program, *case.args, seed=report.findings[0].seed, races=False, **case.options)
-    assert [(one.kind, one.text) for one in again.findings] == [(one.kind, one.text) for one in report.findings]
+    assert [one.key for one in again.findings] == [one.key for one in report.findings]
     ordinary = run(case, 8, weak=False, races=False)
     assert ordinary.outcome == "missed", str(ordinary.report)
 
@@ -212,9 +214,10 @@ def test_a_search_of_all_schedules_refuses_weak_memory():
         check.explore(shapes, "message", exhaustive=True, weak=True)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_read_gives_what_a_view_allows(seed):
-    """Against a plain model: every byte keeps all its values in order, and a read may go back to the newest that it must see."""
+    """Against a plain model: every byte keeps all its values in order, and a read goes back to the newest one that it must see
+    at most."""
     rng, weak, threads = random.Random(seed), WeakMemory(seed), Threads(3)
     size = 96
     memory, shadow = np.zeros(size, np.uint8), None
@@ -229,10 +232,8 @@ def test_a_read_gives_what_a_view_allows(seed):
         where, offsets = pattern(rng, size, memory.ctypes.data)
         if rng.random() < 0.4:
             weak.store(thread, shadow, where, 1)
-            if weak.passed is not None:  # it lies below a newer one
-                weak.passed[1].thread
             memory[offsets] = step % 251
-            overtaken = weak.passed is not None
+            overtaken = weak.passed is not None  # it comes to lie below the newest
             weak.settle()
             for i in offsets:
                 place = len(history[i]) - overtaken
@@ -247,8 +248,8 @@ def test_a_read_gives_what_a_view_allows(seed):
             weak.restore()
             late += bool(missed)
             for i, value in zip(offsets, got):
-                must = max(n for n, (_, writer, clock) in enumerate(history[i]) if writer is None or thread.knows(writer, clock))
-                must = max(must, seen[thread.id, i])
+                known = [n for n, (_, writer, clock) in enumerate(history[i]) if writer is None or thread.knows(writer, clock)]
+                must = max(known[-1], seen[thread.id, i])
                 places = [n for n, (one, _, _) in enumerate(history[i]) if one == value]
                 assert places and places[-1] >= must, (i, value, history[i], must)
                 seen[thread.id, i] = min(n for n in places if n >= must)
