@@ -15,7 +15,7 @@ class Thread:
     __slots__ = ("id", "rank", "program", "vc", "wide", "fenced", "heard", "heard_wide", "weak")
 
     def __init__(self, id, rank, program, size):
-        self.id, self.rank, self.program = id, rank, program  # program: None for a host
+        self.id, self.rank, self.program = id, rank, program  # program: its index, None for a host, or what else it is
         self.vc = np.zeros(size, np.int64)  # what happened before this thread's next step
         self.wide = np.zeros(size, np.int64)  # the same if every atomic and volatile access were acq_rel at system scope
         self.vc[id] = self.wide[id] = 1
@@ -45,7 +45,12 @@ class Thread:
             self.weak = (*self.weak, *[one for one in weak if one not in self.weak])[-KEPT:]
 
     def __str__(self):
-        return f"rank {self.rank} " + ("host" if self.program is None else f"program {self.program}")
+        return called(self.rank, self.program)
+
+
+def called(rank, program):
+    """A thread's name."""
+    return f"rank {rank} " + ("host" if program is None else program if isinstance(program, str) else f"program {program}")
 
 
 def joined(mine, other):
@@ -87,6 +92,21 @@ class Threads:
         thread.fenced = thread.heard = thread.heard_wide = None
         thread.weak = weak
         return thread
+
+    def copy_started(self, rank, number):
+        """The thread of the `number`-th copy of a rank's host that is under way at a time: it starts now."""
+        host, thread = self.hosts[rank], self.programs.get((rank, "copy", number))
+        if thread is None:
+            thread = self.programs[rank, "copy", number] = self._new(rank, "copy under way")
+        thread.join(host.vc, host.wide)
+        thread.tick()
+        thread.weak = host.weak
+        host.tick()
+        return thread
+
+    def copies_ended(self, rank, threads):
+        for thread in threads:
+            self.hosts[rank].join(thread.vc, thread.wide)
 
     def program_ended(self, thread):
         self.launches[thread.rank][3].append(thread)

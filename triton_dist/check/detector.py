@@ -13,7 +13,7 @@ from ..context import SIGNAL_BYTES
 from ..interpreter.affine import Affine
 from ..interpreter.scheduler import COMPARE
 from . import history, signals, sites
-from .clocks import Threads, joined
+from .clocks import Threads, called, joined
 from .history import ATOMIC_READ, ATOMIC_WRITE, READ, WRITE, Histories
 from .places import Places
 
@@ -344,7 +344,7 @@ class Detector:
         return event.number in self.histories.states[number][1]
 
     def _name(self, event):
-        return f"rank {event.rank} " + ("host" if event.program is None else f"program {event.program}")
+        return called(event.rank, event.program)
 
 
 def _covers(entry, event):

@@ -128,6 +128,14 @@ class Shadow:
             self.numbers = np.repeat(self.numbers, self.granule // granule)
             self.granule = granule
 
+    def adopt(self, other):
+        """Takes over what the shadow of a part of this memory says."""
+        self._split(other.granule | (other.base - self.base))
+        other._split(self.granule)
+        start = (other.base - self.base) // self.granule
+        self.numbers[start : start + len(other.numbers)] = other.numbers
+        self.writes = self.writes + other.writes if self.writes else other.writes
+
     def part(self, where, size):
         """The granules of an access, as a view (Affine) or as (flat array, indices)."""
         if isinstance(where, Affine):

@@ -91,10 +91,11 @@ class _Function(TorchFunctionMode):
 
 class HostAccess:
     """`with access:` around host code. `note(where, size, writes, word)` is told of every access to a watched heap before
-    it is made, `done()` of the end of an operation, whose accesses may be several."""
+    it is made, `done()` of the end of an operation, whose accesses may be several. `watched(tensor)` says whether a tensor in
+    other memory is of interest."""
 
-    def __init__(self, note, done):
-        self.note, self.done, self.storages = note, done, set()
+    def __init__(self, note, done, watched):
+        self.note, self.done, self.watched, self.storages = note, done, watched, set()
         self.inside = False  # an operation that is noted as a whole: deepcopy copies the whole heap, which nobody asked for
         self._modes = _Dispatch(self), _Function(self)
 
@@ -127,7 +128,7 @@ class HostAccess:
     def touch(self, tensor, written, word):
         if not self.storages or tensor.layout != torch.strided or tensor.device.type != "cpu" or not tensor.numel():
             return
-        if tensor.untyped_storage().data_ptr() not in self.storages:
+        if tensor.untyped_storage().data_ptr() not in self.storages and not self.watched(tensor):
             return
         size = tensor.element_size()
         strides = [stride * size for stride in tensor.stride()]

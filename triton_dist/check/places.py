@@ -24,6 +24,7 @@ class Places:
         self.heap_map = heap_map
         self.shadows = {}  # (address, bytes) of an allocation -> Shadow
         self.regions = {}  # rank -> [Region], by address
+        self.copied = {}  # rank -> [Region]: ordinary memory that copies of its host under way read or write
 
     def split(self, thread, where, size):
         """[(Shadow, where, describe)] of the tracked memory that an access touches."""
@@ -38,7 +39,7 @@ class Places:
         found = self._shadow(thread, low)
         if found is not None and high + size <= found.base + found.nbytes:
             return [(found, where)]
-        if low == high or (found is None and self._shadow(thread, high) is None and not self._near_heap(thread, low, high)):
+        if low == high or (found is None and self._shadow(thread, high) is None and not self._near(thread, low, high)):
             return []
         lanes = where.array(np.uint64).ravel() if isinstance(where, Affine) else where
         parts = []
@@ -56,9 +57,11 @@ class Places:
             lanes = lanes[~inside]
         return parts
 
-    def _near_heap(self, thread, low, high):
+    def _near(self, thread, low, high):
+        """Whether there may be watched memory between."""
         heap = self.heap_map(thread.rank)
-        return heap is not None and high > heap.span[0] and low < heap.span[1]
+        in_heap = heap is not None and high > heap.span[0] and low < heap.span[1]
+        return in_heap or self.is_copied(thread.rank, low, high)
 
     def _shadow(self, thread, address):
         heap = self.heap_map(thread.rank)
@@ -80,7 +83,7 @@ class Places:
                 if region.shadow is None:
                     region.shadow = Shadow(region.base, region.end - region.base)
                 return region.shadow
-        return None
+        return next((one.shadow for one in self.copied.get(thread.rank, ()) if one.base <= address < one.end), None)
 
     def word(self, rank, address):
         """Names a word of memory alike in every schedule, in which heaps lie elsewhere."""
@@ -103,7 +106,7 @@ class Places:
         heap = self.heap_map(rank)
         if heap is not None and heap.owner(address) is not None:
             return heap.describe(address)
-        for region in self.regions.get(rank, ()):
+        for region in [*self.regions.get(rank, ()), *self.copied.get(rank, ())]:
             if region.base <= address < region.end:
                 return f"rank {rank}'s {region.label}, byte {address - region.base} of its storage (not symmetric memory)"
         return f"address {address:#x}"
@@ -119,13 +122,41 @@ class Places:
                 if old is None or old.end - old.base < nbytes:
                     regions[address] = Region(address, nbytes, label)
         self.regions[rank] = sorted(regions.values(), key=lambda region: region.base)
+        for region in self.regions[rank]:
+            inside = [one for one in self.copied.get(rank, ()) if region.base <= one.base and one.end <= region.end]
+            self._merge(region, inside)
 
     def launch_ended(self, rank):
         self.regions.pop(rank, None)
 
+    # -- copies
+    def copying(self, rank, low, high):
+        """Watches [low, high) until `copied[rank]` is dropped, where it is ordinary memory. Whether it is."""
+        heap = self.heap_map(rank)
+        if heap is not None and heap.owner(low) is not None:
+            return False
+        mine = self.copied.setdefault(rank, [])
+        meet = [one for one in mine if one.base < high and low < one.end]
+        low, high = min([low, *[one.base for one in meet]]), max([high, *[one.end for one in meet]])
+        region = Region(low, high - low, "memory of a copy under way")
+        region.shadow = Shadow(low, high - low)
+        self._merge(region, meet)
+        self.copied[rank] = [one for one in mine if one not in meet] + [region]
+        return True
+
+    def is_copied(self, rank, low, high):
+        return any(one.base < high and low < one.end for one in self.copied.get(rank, ()))
+
+    def _merge(self, region, parts):
+        for one in parts:
+            if region.shadow is None:
+                region.shadow = Shadow(region.base, region.end - region.base)
+            region.shadow.adopt(one.shadow)
+
     def all_shadows(self):
-        local = [one.shadow for some in self.regions.values() for one in some if one.shadow is not None]
+        regions = [one for some in (*self.regions.values(), *self.copied.values()) for one in some]
+        local = [one.shadow for one in regions if one.shadow is not None]
         return [*self.shadows.values(), *local]
 
     def forget(self):
-        self.shadows, self.regions = {}, {}
+        self.shadows, self.regions, self.copied = {}, {}, {}

@@ -120,6 +120,7 @@ class SimulatedHeap:
         return self.memory.tensors[rank]
 
     def exchange(self, team, text, describe, timeout=None):
+        self.simulation.copies.complete(self.rank)
         key = "team", self.number, team.id, team.serial, tuple(team.members), team.epoch
         said = self.simulation.exchange(key, team.members, self.rank, text, describe)
         team.epoch += 1
@@ -131,29 +132,55 @@ class SimulatedHeap:
     def counter(self, team_id):
         return 0
 
-    # -- put, get, signals: `blocking` makes no difference, the copy is done on return
+    # -- put, get, signals
     def _at(self, address, peer):
         return address + self.bases[peer] - self.bases[self.rank]
 
-    def _copy(self, dst, src, nbytes, word):
-        detector, thread = self.simulation.detector, self.simulation.host_thread()
-        self.simulation.step()
+    def _copy(self, thread, move, dst, src, nbytes, word):
+        if not nbytes:
+            return
+        detector = self.simulation.detector
         detector.load(thread, Affine(src, (1,), (nbytes,)), 1, False, word)
         detector.store(thread, Affine(dst, (1,), (nbytes,)), 1, word)
-        ctypes.memmove(dst, src, nbytes)
+        move(dst, src, nbytes)
         detector.load_done()
 
     def put(self, dst, src, nbytes, peer, blocking):
-        self._copy(self._at(dst, peer), src, nbytes, "putmem")
+        dst = self._at(dst, peer)
+        self.simulation.step()
+        if blocking:
+            self._copy(self.simulation.host_thread(), ctypes.memmove, dst, src, nbytes, "putmem")
+        else:
+            make = lambda thread, move: self._copy(thread, move, dst, src, nbytes, "putmem_nbi")  # noqa: E731
+            self.simulation.copies.start(make, src, nbytes, True)
 
     def get(self, dst, src, nbytes, peer, blocking):
-        self._copy(dst, self._at(src, peer), nbytes, "getmem")
+        src = self._at(src, peer)
+        self.simulation.step()
+        if blocking:
+            self._copy(self.simulation.host_thread(), ctypes.memmove, dst, src, nbytes, "getmem")
+        else:
+            make = lambda thread, move: self._copy(thread, move, dst, src, nbytes, "getmem_nbi")  # noqa: E731
+            self.simulation.copies.start(make, dst, nbytes, False)
 
     def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
-        self.put(dst, src, nbytes, peer, blocking)
-        detector, thread = self.simulation.detector, self.simulation.host_thread()
-        there, op = self._at(signal, peer), "add" if add else "set"
+        there = self._at(signal, peer)
+        if blocking:
+            self.put(dst, src, nbytes, peer, True)
+            self.simulation.step()
+            self._signal(self.simulation.host_thread(), there, value, add, itemsize)
+            return
+        dst = self._at(dst, peer)
+
+        def make(thread, move):
+            self._copy(thread, move, dst, src, nbytes, "putmem_signal_nbi")
+            self._signal(thread, there, value, add, itemsize)
+
         self.simulation.step()
+        self.simulation.copies.start(make, src, nbytes, True)
+
+    def _signal(self, thread, there, value, add, itemsize):
+        detector, op = self.simulation.detector, "add" if add else "set"
         detector.notify(thread, there, itemsize, op)
         if add:
             atomic_add(there, value, itemsize)

@@ -20,6 +20,7 @@ from ..interpreter.location import error_line
 from ..interpreter.scheduler import COMPARE, Poll, Wait
 from ..shmem import world
 from . import blocked, process_group, sites
+from .copies import Copies
 from .detector import Detector
 from .exhaustive import Redundant
 from .findings import RESULTS, Finding
@@ -63,7 +64,8 @@ class Simulation:
         self.recorders = [Recorder(self.progress) for _ in range(world_size)] if timeline else []
         self.findings, self.results = [], [None] * world_size
         self.detector, self.races = Detector(world_size, self.heap_map, self.found, weak), races
-        self.host_access = HostAccess(self._host_touched, self._host_done)
+        self.host_access = HostAccess(self._host_touched, self._host_done, self._host_watched)
+        self.copies = Copies(self)
         self.operating = False  # whether a host's operation on memory is under way, which nobody comes between
         self.tasks, self.made, self.current, self.steps, self.streak = [], 0, None, 0, 0
         self.worlds, self.launches, self.meetings = [None] * world_size, [0] * world_size, {}
@@ -204,6 +206,8 @@ class Simulation:
             ready = [task for task in self.tasks if task.can_run(writes)]
             if not ready:
                 ready = self._polls()[:1]
+            if self.copies.late and self.copies.progress(not ready):
+                continue
             if len(self.nested) > 1:
                 ready = self._innermost(ready)
             if not ready and self.failed:
@@ -490,6 +494,13 @@ class Simulation:
             site = sites.text(sites.here())
             text = f"{heap.describe(low)}\n{word} by rank {self.rank} host at {site}"
             self.found("bad-access", text, (site,), (self.rank,))
+
+    def _host_watched(self, tensor):
+        places = self.detector.places
+        if not places.copied:
+            return False
+        span = sum(stride * (n - 1) for stride, n in zip(tensor.stride(), tensor.shape)) + 1
+        return places.is_copied(self.rank, tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size())
 
     def _host_done(self):
         self.operating = False

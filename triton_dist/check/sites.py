@@ -1,5 +1,6 @@
 """Where in the user's source an access was made, as small numbers: they are compared and stored by the thousand."""
 
+import contextlib
 import linecache
 import os
 import sys
@@ -23,11 +24,23 @@ UNKNOWN = "unknown source line"
 _skipped = {}  # code object -> whether it is machinery
 _numbers = {}  # (code object, line) -> number
 _texts = []
+_standing = None  # the line that `here` gives while `standing_at` lasts
 
 
 def here():
     """The number of the innermost line that is not machinery."""
-    return of(sys._getframe(1))
+    return of(sys._getframe(1)) if _standing is None else _standing
+
+
+@contextlib.contextmanager
+def standing_at(site):
+    """What is done meanwhile is done for the line `site`."""
+    global _standing
+    _standing = site
+    try:
+        yield
+    finally:
+        _standing = None
 
 
 def of(frame):

@@ -202,6 +202,86 @@ cases(
 )
 
 
+@triton.jit
+def double_kernel(x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(x + i, 2 * tl.load(x + i))
+
+
+def under_way(V):
+    """Copies that do not block: until the next collective call the source must stay and the target is not there."""
+    me, world = shmem.my_pe(), shmem.pe_count()
+    right, left = (me + 1) % world, (me - 1) % world
+    mine = torch.arange(N, dtype=torch.float32) + 100 * me
+    inbox, heap = (shmem.aclshmem_create_tensor((N,), torch.float32) for _ in range(2))
+    inbox.fill_(-1), heap.copy_(mine)
+    sig, got = shmem.create_signals(1), torch.full((2 * N,), -1.0)
+    here, x = inbox.data_ptr(), heap if V.startswith("heap") else mine.clone()
+    expected = torch.arange(N) + 100.0 * left
+    if V.startswith("get"):
+        shmem.barrier_all()
+        shmem.aclshmem_getmem_nbi(got[N:].data_ptr(), heap.data_ptr(), N * 4, left)
+        if V == "get-late":
+            shmem.barrier_all()
+        elif V == "get-other":
+            assert (got[:N] == -1).all()
+        read = got[N:] + 0 if V != "get-other" else expected
+        shmem.barrier_all()
+        assert torch.equal(read, expected)
+        return
+    shmem.barrier_all()
+    if "signal" in V:
+        shmem.aclshmemx_putmem_signal_nbi(here, x.data_ptr(), N * 4, sig.data_ptr(), 1, shmem.SignalOp.SIGNAL_SET, right)
+        if V == "signal-clear":
+            x.zero_()
+        shmem.aclshmem_signal_wait_until(sig.data_ptr(), shmem.CmpOp.CMP_GE, 1)
+        assert torch.equal(inbox, expected)
+    else:
+        shmem.aclshmem_putmem_nbi(here, x.data_ptr(), N * 4, right)
+    if V == "read":
+        assert (x + 0).sum() == mine.sum()
+    elif V == "twice":
+        shmem.aclshmem_putmem_nbi(here, heap.data_ptr(), N * 4, right)
+    elif V == "clear" or V == "heap-clear":
+        x.zero_()
+    elif V.endswith("slice"):
+        x[3:5] = 0
+    elif V == "kernel":
+        double_kernel[(1,)](x, N)
+    elif V == "kernel-reads":
+        receive_kernel[(1,)](got, x, sig, 0, shmem.context(), N)
+    elif V == "peer":
+        assert torch.equal(shmem.peer_tensor(inbox, right) + 0, mine)
+    elif V == "blocking":
+        shmem.aclshmem_putmem(here, x.data_ptr(), N * 4, right)
+    shmem.barrier_all()
+    if V.startswith("after"):
+        x.zero_()
+    assert torch.equal(inbox, expected)
+
+
+cases(
+    under_way,
+    {
+        "after": (dict(world_size=3),),
+        "signal": (),
+        "read": (),
+        "kernel-reads": (),
+        "get-late": (),
+        "get-other": (),
+        "get-early": ("data-race",),
+        "clear": ("data-race",),
+        "heap-clear": ("data-race",),
+        "heap-slice": ("data-race",),
+        "signal-clear": ("data-race",),
+        "kernel": ("data-race",),
+        "twice": ("data-race",),
+        "blocking": ("data-race",),
+        "peer": ("data-race",),
+    },
+)
+
+
 def messages(V):
     """torch.distributed orders exactly those ranks that hear of each other."""
     me = shmem.my_pe()
