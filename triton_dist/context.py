@@ -110,7 +110,10 @@ class HeapMap:
         for gone in reversed(self.freed):
             if gone.offset <= offset < gone.offset + gone.nbytes:
                 return f"rank {rank}'s freed {gone.label}, element {gone.element(offset)} (heap+{offset:#x})"
-        return f"rank {rank}'s heap+{offset:#x} (not allocated)"
+        i = bisect.bisect_right(self._offsets, offset) - 1
+        before = self.live[self._offsets[i]] if i >= 0 else None
+        beyond = f", {offset - before.offset - before.nbytes} bytes past the end of its {before.label}" if before else ""
+        return f"rank {rank}'s heap+{offset:#x} (not allocated{beyond})"
 
 
 heap_map = None  # the HeapMap of this process between init and finalize

@@ -45,7 +45,7 @@ class Detector:
                 event = self.histories.event(thread, site, "volatile load", "sys")
                 self._access(thread, shadow, part, size, ATOMIC_READ, event)
             else:
-                self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, word))
+                self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, _role(word, "read")))
             for cell in self.cells.touched(part, size):
                 if volatile:
                     behind = sum(write.holds(cell.address) for write in missed)
@@ -73,7 +73,7 @@ class Detector:
                 thread.hear_of((*last.weak, ("acquire", last, "sys", site)))
 
     def store(self, thread, where, size, word):
-        site = sites.here()
+        site, word = sites.here(), _role(word, "write")
         self._settle()
         self.written += 1
         for shadow, part in self.places.split(thread, where, size):
@@ -349,6 +349,11 @@ class Detector:
 
 def _covers(entry, event):
     return event.thread < len(entry.wide) and event.clock <= entry.wide[event.thread]
+
+
+def _role(word, role):
+    """A copy both reads and writes: says which."""
+    return f"{word} ({role})" if word.startswith(("put", "get", "copy_")) else word
 
 
 def _one(where):

@@ -14,6 +14,7 @@ from .timeline import write
 from .watchdog import Watchdog
 from .weak_memory import WeakMemory
 
+UNKNOWN = "It may just be slow: give it more time (seconds, --seconds) or smaller sizes."
 HEAP_BYTES = 64 << 20
 WEAK_EVERY = 4  # of the seeded schedules, unless `weak` says otherwise
 
@@ -119,7 +120,7 @@ def explore(
             if simulation.cut and (report.schedules or simulation.findings or replayed):
                 report.cut = True
             elif simulation.cut:
-                text = f"the time given ({seconds:g} s) was over before the first schedule was\n{simulation.cut}"
+                text = f"the time given ({seconds:g} s) was over before the first schedule was\n{simulation.cut}\n{UNKNOWN}"
                 simulation.found("livelock", text, ranks=range(world_size))
             elif replayed:
                 continue

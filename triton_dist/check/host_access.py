@@ -6,7 +6,7 @@ is seen one level up.
 """
 
 import torch
-from torch._library.custom_ops import OPDEFS
+from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,7 +47,24 @@ _DIRECT = {
 def _body_of(func):
     """The Python function behind a custom op of torch.library: what it does is seen operation by operation. Else None."""
     found = OPDEFS.get(func._schema.name)
-    return None if found is None else found._backend_fns.get("cpu") or found._backend_fns.get(None)
+    return None if found is None else _body(found)
+
+
+def _body(op):
+    return op._backend_fns.get("cpu") or op._backend_fns.get(None)
+
+
+_call = CustomOpDef.__call__
+
+
+def _call_body(op, *args, **kwargs):
+    """A custom op, called without torch's dispatcher where nothing has to be recorded for a backward pass: inside of the
+    dispatcher, ranks can go on in few orders only (see `in_operator` in rank_state.py)."""
+    body = _body(op)
+    if body is None or (op._backward_fn is not None and torch.is_grad_enabled()):
+        return _call(op, *args, **kwargs)
+    with torch.no_grad():
+        return body(*args, **kwargs)
 
 
 class _Dispatch(TorchDispatchMode):
@@ -103,12 +120,14 @@ class HostAccess:
         self.storages.update(memory.bases)
 
     def __enter__(self):
+        CustomOpDef.__call__ = _call_body
         for mode in self._modes:
             mode.__enter__()
 
     def __exit__(self, *error):
         for mode in reversed(self._modes):
             mode.__exit__(*error)
+        CustomOpDef.__call__ = _call
 
     def operation(self, func, roles, args, kwargs):
         name = func._schema.name.rpartition("::")[2]

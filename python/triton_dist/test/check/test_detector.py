@@ -110,7 +110,7 @@ def test_a_report_names_lines_ranks_programs_tensor_index_and_seed():
     finding = report.findings[0]
     text = str(finding)
     assert "rank 1's float32[2, 8] tensor, element [1, 0] (heap+0x20)" in text
-    assert "put by rank 0 program (0, 0, 0)" in text and "load by rank 1 program (0, 0, 0)" in text
+    assert "put (write) by rank 0 program (0, 0, 0)" in text and "load by rank 1 program (0, 0, 0)" in text
     for words in ("the put of the report", "the load of the report"):
         assert f"test_detector.py:{line_of('# ' + words)} in late_kernel" in text
     assert "Replay: seed='fifo', world_size=2 (--triton-dist-seed fifo)" in text

@@ -39,7 +39,7 @@ def test_the_command_reports_a_missing_wait_and_replays_it(ring):
     folder, source = ring
     (folder / "ring.py").write_text(source.replace("dl.wait(sig, 1, ctx)", "0"))
     code, out = python("-m", "triton_dist.check", "--world-size", "2", "ring.py", cwd=folder)
-    assert code == 1 and "data-race: " in out and "put by rank" in out and "at ring.py:10 in ring" in out, out
+    assert code == 1 and "data-race: " in out and "put (write) by rank" in out and "at ring.py:10 in ring" in out, out
     seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
     again = python("-m", "triton_dist.check", "ring.py", "--world-size", "2", "--triton-dist-seed", seed, cwd=folder)
     assert again[0] == 1 and "data-race: " in again[1]

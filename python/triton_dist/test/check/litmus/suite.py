@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import barriers  # noqa: F401
+import custom_ops  # noqa: F401
 import exchange  # noqa: F401
 import host  # noqa: F401
 import memory  # noqa: F401
