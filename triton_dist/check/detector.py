@@ -289,6 +289,9 @@ class Detector:
 
     # -- reports
     def _race(self, thread, earlier, event, kind, address, number):
+        cell = self.cells.by_address.get(address)
+        if earlier.plain and cell is not None and cell.follows(thread, earlier):
+            return
         reason = None
         weak = None
         plain = None if (earlier.scope is None) == (event.scope is None) else event if event.scope is None else earlier

@@ -63,6 +63,12 @@ class Cell:
                 return i
         return max(found, -1)
 
+    def follows(self, thread, event):
+        """Whether the thread has seen, or is ordered after, a write that came after `event`'s: then nothing it does to the
+        word can come before that, though nothing else is ordered by it (a lock that is left by a store after a fence)."""
+        latest = self.known(thread)
+        return any(one.thread == event.thread and one.clock >= event.clock for one in self.entries[: latest + 1])
+
 
 class Cells:
     """All words that were ever published through."""

@@ -143,6 +143,9 @@ def lock_kernel(lock, count, out, ctx, V: tl.constexpr, TIMES: tl.constexpr):
             tl.atomic_xchg(dl.symm_at(lock, 0, ctx), 0, sem="release", scope="gpu")
         elif V == "relaxed-unlock":
             tl.atomic_xchg(dl.symm_at(lock, 0, ctx), 0, sem="relaxed", scope="sys")
+        elif V == "fenced-unlock":
+            dl.fence(ctx)
+            tl.store(dl.symm_at(lock, 0, ctx), 0)
         elif V == "store-unlock":
             tl.store(dl.symm_at(lock, 0, ctx), 0)
         elif V == "dl":
@@ -165,6 +168,7 @@ cases(
     {
         "sys": (),
         "dl": (),
+        "fenced-unlock": (dict(world_size=3),),
         "none": ("data-race", "wrong-result"),
         "gpu": ("narrow-scope", "wrong-result"),
         "relaxed-lock": ("missing-acquire",),
@@ -172,6 +176,81 @@ cases(
         "store-unlock": ("missing-release", "data-race"),
     },
 )
+
+
+@triton.jit
+def last_rank_kernel(x, parts, count, out, ctx, V: tl.constexpr, N: tl.constexpr):
+    """Every rank leaves its part at rank 0; the last to come adds all of them up."""
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    i = tl.arange(0, N)
+    dl.remote_store(parts + me * N + i, tl.load(x + i), 0, ctx)
+    at = dl.symm_at(count, 0, ctx)
+    place = 0
+    if V == "sys":
+        place = tl.atomic_add(at, 1, sem="acq_rel", scope="sys")
+    elif V == "default":
+        place = tl.atomic_add(at, 1)
+    elif V == "release":
+        place = tl.atomic_add(at, 1, sem="release", scope="sys")
+    elif V == "fences":
+        dl.fence(ctx)
+        place = tl.atomic_add(at, 1, sem="relaxed", scope="sys")
+        dl.fence(ctx)
+    if place == world - 1:
+        total = tl.zeros((N,), tl.float32)
+        for rank in range(0, world):
+            total += dl.remote_load(parts + rank * N + i, 0, ctx)
+        dl.remote_store(out + i, total, 0, ctx)
+
+
+def last_rank(V):
+    me, world = shmem.my_pe(), shmem.pe_count()
+    x = torch.full((N,), 1.0 + me)
+    parts, count = shmem.aclshmem_create_tensor((world, N), torch.float32), shmem.create_signals(1)
+    out = shmem.aclshmem_create_tensor((N,), torch.float32)
+    last_rank_kernel[(1,)](x, parts, count, out, shmem.context(), V, N)
+    shmem.barrier_all()
+    assert me or (out == world * (world + 1) // 2).all()
+
+
+cases(
+    last_rank,
+    {
+        "sys": (dict(world_size=3),),
+        "fences": (dict(world_size=3),),
+        "default": ("narrow-scope", dict(world_size=3)),
+        "release": ("missing-acquire", dict(world_size=3)),
+    },
+)
+
+
+@triton.jit
+def sibling_kernel(x, inbox, out, sig, ctx, V: tl.constexpr, N: tl.constexpr):
+    """Program 0 sends, program 1 receives: a wait orders the program that waits alone."""
+    i = tl.arange(0, N)
+    peer = 1 - dl.rank(ctx)
+    if tl.program_id(0) == 0:
+        dl.put_signal(inbox, x, N, sig, peer, ctx)
+        if V != "own":
+            _ = dl.wait(sig, 1, ctx)
+        if V == "forwarded":
+            dl.notify(dl.signal_at(sig, 1), dl.rank(ctx), ctx, 1)
+    else:
+        if V == "own":
+            _ = dl.wait(sig, 1, ctx)
+        elif V == "forwarded":
+            _ = dl.wait(dl.signal_at(sig, 1), 1, ctx)
+        tl.store(out + i, tl.load(inbox + i))
+
+
+def sibling(V):
+    x, out = torch.ones(N), torch.zeros(N)
+    inbox, sig = shmem.aclshmem_create_tensor((N,), torch.float32), shmem.create_signals(2)
+    sibling_kernel[(2,)](x, inbox, out, sig, shmem.context(), V, N)
+    assert V == "other" or (out == 1).all()
+
+
+cases(sibling, {"own": (), "forwarded": (), "other": ("data-race",)})
 
 
 @triton.jit
