@@ -59,12 +59,13 @@ def explore():
 
 
 def explored(**options):
-    """Decorates a test without fixtures: its body is the program of every rank. `options` are those of check.explore."""
+    """Decorates a test, which may have parameters and fixtures, of which all ranks get the same: its body is the program of
+    every rank. `options` are those of check.explore."""
 
     def decorate(test):
         @functools.wraps(test)
-        def checked():
-            _checked(test, **options)
+        def checked(*args, **kwargs):
+            _checked(functools.wraps(test)(lambda: test(*args, **kwargs)), **options)
 
         return pytest.mark.check(checked)
 

@@ -67,6 +67,7 @@ import triton_dist
 import triton_dist.language as dl
 from triton_dist import shmem
 from triton_dist.check.pytest_plugin import explored
+import pytest
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -90,6 +91,17 @@ def test_wrong(explore):
 def test_decorated():
     program(True)
 
+@pytest.mark.parametrize("wait", [True])
+@explored(world_size=2)
+def test_parameters(wait, tmp_path):
+    program(wait)
+    assert tmp_path.exists()
+
+class TestMethods:
+    @explored(world_size=2)
+    def test_method(self):
+        program(True)
+
 @explored(world_size=2)
 def test_decorated_wrong():
     program(False)
@@ -101,8 +113,8 @@ def test_the_plugin(tmp_path):
     (tmp_path / "test_plugin.py").write_text(PLUGIN_TEST)
     run = "-m", "pytest", "-q", "-p", "no:cacheprovider"
     code, out = python(*run, "--triton-dist-schedules", "7", cwd=tmp_path)
-    assert code == 1 and "2 failed, 2 passed" in out, out
-    assert "data-race: two accesses that nothing orders" in out and "test_plugin.py:13 in kernel" in out
+    assert code == 1 and "2 failed, 4 passed" in out, out
+    assert "data-race: two accesses that nothing orders" in out and "test_plugin.py:14 in kernel" in out
     seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
     code, out = python(*run, "test_plugin.py::test_wrong", "--triton-dist-seed", seed, cwd=tmp_path)
     assert code == 1 and "1 schedules" in out and "data-race" in out, out
