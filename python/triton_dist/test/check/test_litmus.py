@@ -13,6 +13,7 @@ finally:
     sys.path.remove(HERE)
 
 SEEDS = 3
+RARE = "programs/two_locks-crossed", "memory/dekker-fence"  # one schedule in twenty shows it
 
 
 def test_there_are_as_many_wrong_programs_as_right_ones_within_a_fifth():
@@ -23,6 +24,6 @@ def test_there_are_as_many_wrong_programs_as_right_ones_within_a_fifth():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_verdict(case):
-    seeds = 40 if case.name == "programs/two_locks-crossed" else SEEDS  # one schedule in twenty shows it
+    seeds = 100 if case.name in RARE else SEEDS
     verdict = run(case, seeds, keep_going=False)
     assert verdict.outcome in ("passed", "found"), f"{verdict.outcome}: {verdict.kinds}\n{verdict.report}"

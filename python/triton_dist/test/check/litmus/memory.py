@@ -343,6 +343,39 @@ cases(
 
 
 @triton.jit
+def dekker_kernel(sig, board, ctx, V: tl.constexpr):
+    """Each of two ranks says that it comes, and enters unless the other has said so: a store before a load."""
+    me = dl.rank(ctx)
+    mine, theirs = dl.symm_at(dl.signal_at(sig, me), 0, ctx), dl.symm_at(dl.signal_at(sig, 1 - me), 0, ctx)
+    dl.fence(ctx)
+    if V == "exchange":
+        dl.atomic_xchg(dl.signal_at(sig, me), 1, 0, ctx)
+        there = dl.atomic_add(dl.signal_at(sig, 1 - me), 0, 0, ctx)
+    else:
+        tl.store(mine, 1)
+        if V == "quiet":
+            dl.quiet(ctx)
+        elif V == "fence":
+            dl.fence(ctx)
+        there = tl.load(theirs, volatile=True)
+    dl.remote_store(board + me, 1 - there, 0, ctx)
+
+
+def dekker(V):
+    sig, board = shmem.create_signals(2), shmem.aclshmem_create_tensor((2,), torch.int32)
+    board.zero_()
+    shmem.barrier_all()
+    dekker_kernel[(1,)](sig, board, shmem.context(), V)
+    shmem.barrier_all()
+    assert shmem.my_pe() or int(board.sum()) <= 1, "both have entered"
+
+
+# A fence orders stores before stores and loads before loads, but no store before a load. No data is read without an order, so
+# only the result of a schedule with weak memory shows it.
+cases(dekker, {"quiet": (), "exchange": (), "fence": ("wrong-result",)})
+
+
+@triton.jit
 def relay_kernel(x, inbox, out, sig, ctx, V: tl.constexpr, N: tl.constexpr):
     """Rank 0 writes to rank 2 and tells rank 1, which tells rank 2."""
     me = dl.rank(ctx)
