@@ -6,47 +6,42 @@ the platform under shmem (`backends.in_process`), and torch.distributed's functi
 the process (shmem's world, rank_state.py) is exchanged whenever another rank's host goes on.
 """
 
-import ctypes
-import math
 import threading
 
-import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from .. import backends
-from ..errors import TritonDistError, UnsupportedError
+from ..errors import TritonDistError
 from ..interpreter import scheduler
-from ..interpreter.location import error_line
-from ..interpreter.scheduler import COMPARE, Poll, Wait
+from ..interpreter.scheduler import Poll, Wait
 from ..shmem import world
 from . import blocked, process_group, sites
 from .copies import Copies
 from .detector import Detector
+from .engine import LOOK, Engine
 from .exhaustive import Redundant
 from .findings import RESULTS, Finding
 from .host_access import HostAccess
+from .hosts import Hosts
 from .platform import SimulatedPlatform
-from .rank_state import Modes, RankStates, in_operator
-from .tasks import HostWait, Launch, Stuck, Task, TimeOver
+from .rank_state import Modes, RankStates
+from .tasks import Stuck, Task, TimeOver
 from .timeline import Recorder
 from .watchdog import Interrupted
 from .watcher import Watcher
 
 TURNS = 300  # a poll loop that has read nothing new so often waits for a change; when nobody can make one, it is stuck
 PLAIN_TURNS = 1000  # the same for loads that are not volatile
-HOST_TURNS = 5_000  # the same for reads by a host's tensor operations, after so many equal ones in a row:
-HOST_PATIENCE, HOST_LANES = 50, 64  # reads of at most so many words
-STREAK = 3000  # steps of one task while others could run, before it lets them
-HOST_KINDS = {4: "int32", 8: "int64"}
+HOST_TURNS = 5_000  # the same for reads by a host's tensor operations
 STILL = 5.0  # seconds without progress after which a schedule whose time is over was standing still
-LOOK = 256  # steps between two looks at the clock
 NESTED = (
     "rank {} waits inside of an operator of torch.ops (a custom op), in which it came after rank {}, which must leave its own "
     "first: the checker cannot do that. Check the functions that implement the operators"
 )
 _abandoned = []  # coroutines that nothing ends: they stand in a loop that takes every exception
 
-class Simulation:
+
+class Simulation(Hosts, Engine):
     """One schedule of `program(*args)` on every rank.
 
     strategy: of strategies.py. resident: programs of a grid that run at a time (None: TRITON_DIST_RESIDENT, else all).
@@ -270,102 +265,6 @@ class Simulation:
         self.tasks.append(task)
         return task
 
-    # -- the engine's part: called on a program's coroutine, `launch` on a host's
-    def launch(self, kernel, run_program, grid):
-        self._check_thread(f"kernel {kernel} was launched")
-        rank = self.rank
-        self.moved()
-        launch = Launch(rank, self.launches[rank], kernel, run_program, grid, self.resident)
-        self.launches[rank] += 1
-        self.note("give", ("launch", rank, launch.number))
-        if scheduler.current is not None:
-            raise TritonDistError(f"kernel {kernel} was launched from inside kernel {scheduler.kernel}")
-        self.detector.launched(rank, self.arguments)
-        for _ in range(launch.limit):
-            self._start(launch)
-        if not launch.over():
-            self.wait_on_host(launch.over, lambda: f"its kernel {kernel} to end")
-        self.detector.launch_ended(rank)
-        self.note("take", ("end", rank, launch.number))
-        if launch.error is not None:
-            self._drop(launch)
-            raise launch.error
-
-    def _start(self, launch):
-        number, launch.next = launch.next, launch.next + 1
-        task = self._task(launch.rank, launch, number)
-        task.index = launch.index(number)
-        task.greenlet = greenlet(lambda: self._program(task, launch, number), parent=self.hub)
-
-    def _program(self, task, launch, number):
-        scheduler.set_program(task.index, launch.grid)
-        task.thread = self.detector.threads.program(launch.rank, task.index, number)
-        self.note("take", ("launch", launch.rank, launch.number))
-        scheduler.observer.program(task.index, number)
-        try:
-            launch.run_program()
-        except (GreenletExit, Stuck, Interrupted):
-            raise
-        except BaseException as error:
-            error.program_place = f"rank {task.rank}, kernel {launch.kernel}, program {task.index}, {error_line(error)}"
-            launch.error = launch.error or error
-            return
-        scheduler.observer.program_done(task.index, number)
-        self.detector.program_ended(task.thread)
-        self.note("give", ("end", launch.rank, launch.number))
-        launch.ended += 1
-        if launch.next < launch.programs:
-            self._start(launch)
-
-    def _drop(self, launch):
-        """Ends the programs of a launch that has failed."""
-        mine = [task for task in self.tasks if task.launch is launch]
-        self.tasks = [task for task in self.tasks if task.launch is not launch]
-        for task in mine:
-            if task.greenlet and not task.greenlet.dead:
-                task.greenlet.throw(GreenletExit)
-
-    def note(self, kind, word, detail=None):
-        if self.strategy.exhaustive:
-            word = self.detector.places.word(self.rank, word) if isinstance(word, int) else word
-            self.strategy.note(kind, word, detail)
-
-    def step(self, sync=True):
-        """Before an access to memory: others may run."""
-        self.steps += 1
-        self.streak += 1
-        task = self.current
-        if self.ending:
-            raise GreenletExit
-        if self.steps > self.max_steps:
-            self._switch(Stuck("livelock", f"runs on after {self.steps} accesses to memory"))
-        if not self.steps % LOOK and self._expired():
-            self._switch(TimeOver())
-        if self.streak > STREAK:
-            self.streak = 0
-            self.strategy.spins(task)
-            self._switch()
-        elif self.strategy.preempts(task, sync):
-            self._switch()
-
-    def _switch(self, stuck=None):
-        """From the running coroutine to the hub, where `stuck` ends the schedule. It is raised there and not here, so that
-        nothing in the program can take it."""
-        task = self.current
-        if task.launch is not None:
-            self.hub.switch() if stuck is None else self.hub.throw(stuck)
-            return
-        nested = in_operator()
-        if nested:
-            self.nested.append(task)
-        task.modes.leave()
-        try:
-            self.hub.switch() if stuck is None else self.hub.throw(stuck)
-        finally:
-            task.modes.enter()
-            if nested:
-                self.nested.remove(task)
-
     # -- the watchdog's part
     def progress(self):
         return self.steps + self.turns
@@ -386,125 +285,6 @@ class Simulation:
             else:
                 still = self.watchdog.idle >= min(self.watchdog.stall_seconds, STILL)
                 self._switch(self._stall() if still else TimeOver())
-
-    def block(self, wait):
-        task = self.current
-        self.moved()
-        if self.strategy.exhaustive and task.launch is not None:
-            task.wait, task.seen_writes = wait, -1
-            self._switch()
-            wait.ready()
-            self.note("r", wait.address, lambda value: COMPARE[wait.compare](value, wait.value))
-            return
-        self.step()
-        if not wait.ready():
-            task.wait, task.seen_writes = wait, -1
-            self._switch()
-            wait.ready()
-
-    def pause(self):
-        self._switch()
-
-    def moved(self):
-        task = self.current
-        if task.words:
-            task.words, task.turns, task.plain = {}, 0, True
-
-    def poll(self, words, kind, patience=1):
-        task = self.current
-        if task is None or not words:
-            return
-        known = task.words
-        if any(known.get(address) != seen for address, seen in words.items()):
-            if len(known) > 256:
-                known.clear()
-            known.update(words)
-            task.turns, task.plain = 0, task.plain and patience > 1
-            return
-        task.turns += 1
-        task.plain = task.plain and patience > 1
-        if task.turns >= patience:
-            task.wait, task.seen_writes = Poll(dict(known), kind), -1
-            self._switch()
-
-    # -- hosts
-    def host_thread(self):
-        return self.detector.threads.hosts[self.rank]
-
-    def _check_thread(self, what):
-        if threading.get_ident() != self.ident:
-            text = f"rank {self.rank}: {what} in a Python thread of its own: the checker runs one thread of each rank"
-            self._failed(self.rank, "rank-failed", text)
-            raise UnsupportedError(text)
-
-    def wait_on_host(self, ready, describe):
-        """Blocks the running rank's host."""
-        if self.ending:
-            raise GreenletExit
-        self.moved()
-        task, start = self.current, self.progress()
-        task.wait = HostWait(ready, describe)
-        self._switch()
-        if self.recorders:
-            self.recorders[task.rank].host_waited(start, describe().partition(";")[0])
-
-    def exchange(self, key, members, rank, value, describe):
-        """Every member's value, in order; all meet here. `key` names the meeting, alike on all members."""
-        self._check_thread("shmem or torch.distributed was called")
-        said = self.meetings.setdefault(key, {})
-        said[rank] = value
-        self.note("give", key)
-        members = list(members)
-        if len(said) == len(members):
-            self.detector.meet(members)
-        else:
-
-            def text():
-                late = [member for member in members if member not in said]
-                return f"{describe()}; not arrived yet: rank {', '.join(map(str, late))}"
-
-            self.wait_on_host(lambda: len(said) == len(members), text)
-        self.note("take", key)
-        return [said[member] for member in members]
-
-    def _host_touched(self, where, size, writes, word):
-        """A tensor operation of host code is about to read or write symmetric memory."""
-        task = self.current
-        if task is None or task.launch is not None or self.ending:
-            return
-        if not self.operating:
-            self.step(False)
-        self._check_live(where, word)
-        if writes:
-            self.moved()
-            self.operating = True
-            self.detector.store(task.thread, where, size, word)
-            return
-        if math.prod(where.shape) <= HOST_LANES and not self.operating:
-            addresses = where.array(np.uint64).ravel().tolist()
-            words = {address: ctypes.string_at(address, size) for address in addresses}
-            self.poll(words, HOST_KINDS.get(size, ""), HOST_PATIENCE)
-        self.operating = True
-        self.detector.load(task.thread, where, size, False, word)
-
-    def _check_live(self, where, word):
-        heap, (low, _) = self.heap_map(self.rank), where.bounds()
-        place = heap.owner(low) if heap is not None else None
-        if place is not None and heap.allocation(place[1]) is None:
-            site = sites.text(sites.here())
-            text = f"{heap.describe(low)}\n{word} by rank {self.rank} host at {site}"
-            self.found("bad-access", text, (site,), (self.rank,))
-
-    def _host_watched(self, tensor):
-        places = self.detector.places
-        if not places.copied:
-            return False
-        span = sum(stride * (n - 1) for stride, n in zip(tensor.stride(), tensor.shape)) + 1
-        return places.is_copied(self.rank, tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size())
-
-    def _host_done(self):
-        self.operating = False
-        self.detector.load_done()
 
     # -- reports
     def heap_map(self, rank):
