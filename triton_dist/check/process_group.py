@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..errors import UnsupportedError
+from .messages import Messages, P2POp, Work
 
 NAMES = (
     "P2POp all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier "
@@ -28,14 +29,6 @@ SIMULATED = [name for name in NAMES if name != "P2POp"]
 
 
 _TORCH = c10d.__file__.rpartition("distributed")[0].rpartition("distributed")[0]
-
-
-class Work:
-    def wait(self, timeout=None):
-        return True
-
-    def is_completed(self):
-        return True
 
 
 class NotMember(Exception):
@@ -54,28 +47,6 @@ def _of_members(call):
             return None
 
     return checked
-
-
-class Receipt(Work):
-    """Of an `irecv`: `wait` receives."""
-
-    def __init__(self, receive):
-        self.receive, self.source = receive, None
-
-    def wait(self, timeout=None):
-        if self.source is None:
-            self.source = self.receive()
-        return True
-
-    def is_completed(self):
-        return self.source is not None
-
-
-class P2POp:
-    """One of the operations of a `batch_isend_irecv`."""
-
-    def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
-        self.op, self.arguments = op, (tensor, peer, group, tag, group_peer)
 
 
 class Group:
@@ -115,7 +86,7 @@ def _reduced(op, tensors):
     return out
 
 
-class Groups:
+class Groups(Messages):
     """The process groups of a simulation."""
 
     active = None
@@ -362,55 +333,3 @@ class Groups:
         value = copy.deepcopy(scatter_object_input_list) if mine else None
         mine = self._from_root("scatter_object_list", group, root, value)[self.get_rank(group)]
         scatter_object_output_list[0] = copy.deepcopy(mine)
-
-    # -- from one to another
-    def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        self.send(tensor, dst, group, tag, group_dst)
-        return Work()
-
-    def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        return Receipt(lambda: self.recv(tensor, src, group, tag, group_src))
-
-    def batch_isend_irecv(self, p2p_op_list):
-        return [one.op(*one.arguments) for one in p2p_op_list]
-
-    def send_object_list(self, object_list, dst=None, group=None, device=None, group_dst=None, use_batch=False):
-        for position, one in enumerate(object_list):
-            self._send(copy.deepcopy(one), dst, group, ("object", position), group_dst)
-
-    def recv_object_list(self, object_list, src=None, group=None, device=None, group_src=None, use_batch=False):
-        for position in range(len(object_list)):
-            source, object_list[position] = self._recv(src, group, ("object", position), group_src)
-        return source
-
-    def _channel(self, source, target, tag):
-        return self.simulation.meetings.setdefault(("send", source, target, tag), [])
-
-    def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
-        self._send(tensor.clone(), dst, group, tag, group_dst)
-
-    def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        source, value = self._recv(src, group, tag, group_src)
-        tensor.copy_(value)
-        return source
-
-    def _send(self, value, dst, group, tag, group_dst):
-        self._group(group, "send")
-        thread = self.simulation.host_thread()
-        target = self._root(group, dst, group_dst)
-        self._channel(self.simulation.rank, target, tag).append((value, thread.vc.copy(), thread.wide.copy()))
-        thread.tick()
-
-    def _recv(self, src, group, tag, group_src):
-        """(source, value); from anybody when no source is given."""
-        members = self._group(group, "recv").ranks
-        anybody = src is None and group_src is None
-        sources = members if anybody else [self._root(group, src, group_src)]
-        channels = {source: self._channel(source, self.simulation.rank, tag) for source in sources}
-        if not any(channels.values()):
-            whom = "any rank" if anybody else f"rank {sources[0]}"
-            self.simulation.wait_on_host(lambda: any(channels.values()), lambda: f"in torch.distributed.recv from {whom}")
-        source = next(source for source, channel in channels.items() if channel)
-        value, vc, wide = channels[source].pop(0)
-        self.simulation.host_thread().join(vc, wide)
-        return source, value
