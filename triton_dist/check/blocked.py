@@ -13,7 +13,7 @@ def place(task):
     frame = task.greenlet.gr_frame
     if frame is None:
         return NOT_STARTED
-    found = sites.text(sites.of(frame))
+    found = sites.text((sites.of_host if task.launch is None else sites.of)(frame))
     return "the checker's own init or finalize of shmem" if found == sites.UNKNOWN else found
 
 

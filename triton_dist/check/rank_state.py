@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import torch
 from torch import overrides
+from torch._C._dynamo import eval_frame
 from torch.utils import _python_dispatch as dispatch
 
 _OPS = torch._ops.__file__
@@ -60,10 +61,12 @@ class Modes:
             self.dispatches.append(dispatch._pop_mode())
         self.keys = torch._C._ForceDispatchKeyGuard(_CLEAN_INCLUDED, _CLEAN_EXCLUDED)
         self.keys.__enter__()
+        self.compiler = eval_frame.set_eval_frame(None)  # torch.compile's hook, which is on while compiled code runs
 
     def enter(self):
         """Puts them on (again)."""
         if self.keys is not None:
+            eval_frame.set_eval_frame(self.compiler)
             self.keys.__exit__(None, None, None)
             self.keys = None
         while self.dispatches:

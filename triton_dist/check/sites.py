@@ -59,8 +59,16 @@ def of(frame):
     return intern(UNKNOWN)
 
 
+def of_host(frame):
+    """The same for a host: its own line, not that of a library operator that it has called."""
+    inner = frame
+    while frame is not None and frame.f_code.co_filename.startswith((_PACKAGE + os.sep, *_SKIPPED, "<")):
+        frame = frame.f_back
+    return of(inner if frame is None else frame)
+
+
 def of_error(error):
-    """"file.py:12 in name" of the program's line that an exception came from."""
+    """"file.py:12 in name" of the program's own line that an exception came from."""
     trace = _trace_of(error)
     if trace is None:
         return UNKNOWN
@@ -75,12 +83,15 @@ def source_of_error(error):
 
 
 def _trace_of(error):
-    found, trace = None, error.__traceback__
+    library, found, trace = None, None, error.__traceback__
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith((*_SKIPPED, "<")):
-            found = trace
+        path = trace.tb_frame.f_code.co_filename
+        if not path.startswith((*_SKIPPED, "<")):
+            library = trace
+            if not path.startswith(_PACKAGE + os.sep):
+                found = trace
         trace = trace.tb_next
-    return found
+    return found or library
 
 
 def intern(text):

@@ -7,7 +7,7 @@ import pytest
 
 import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
-from triton_dist import check, shmem
+from triton_dist import check, kernels, shmem
 
 import torch
 import torch.distributed as dist
@@ -176,3 +176,31 @@ def test_an_assertion_without_a_message_shows_its_line():
     report = check.explore(program, schedules=1)
     assert "AssertionError: raise AssertionError  # pytest gives an assert a message\n  at " in str(report)
     assert "test_host_code.py" in report.findings[0].places[0]
+
+
+def compiled():
+    """An operator inside of code that torch compiles: its graph calls the operator, and the ranks meet inside."""
+    dist.init_process_group("gloo")
+    context = kernels.create_all_reduce_context(16, torch.float32, programs=1, block=16)
+    layer = torch.compile(lambda x: kernels.all_reduce(x * 2, context) + 1, backend="eager")
+    assert (layer(torch.full((16,), 1.0 + shmem.my_pe())) == 2 * 6 + 1).all()
+    context.free()
+
+
+def test_an_operator_in_compiled_code():
+    check.explore(compiled, world_size=3, schedules=6).raise_if_found()
+
+
+def forgetful():
+    context = kernels.create_all_reduce_context(16, torch.float32, programs=1, block=16)
+    if shmem.my_pe() == 0:
+        kernels.all_reduce(torch.ones(16), context)  # the other rank does not
+    shmem.barrier_all()
+
+
+def test_a_deadlock_inside_of_an_operator_names_the_line_that_called_it():
+    text = str(check.explore(forgetful, schedules=1))
+    assert "deadlock" in text and "all_reduce.py" in text
+    with open(__file__) as file:
+        line = next(number for number, text in enumerate(file, 1) if "# the other rank does not" in text)
+    assert f"test_host_code.py:{line} in forgetful: waits: its kernel mesh_kernel to end" in text
