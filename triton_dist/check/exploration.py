@@ -88,6 +88,8 @@ def explore(
             raise ValueError(f"explore: {name} is {value!r}: give seconds, more than 0")
     if resident is not None and resident < 1:
         raise ValueError(f"explore: resident is {resident}: give 1 or more programs")
+    if timeline:
+        open(timeline, "wb").close()  # a path that cannot be written is said now
     body = program
     if init:
 
