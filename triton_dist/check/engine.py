@@ -13,6 +13,7 @@ from .tasks import Launch, Stuck, TimeOver
 from .watchdog import Interrupted
 
 STREAK = 3000  # steps of one task while others could run, before it lets them
+WORDS, HOST_WORDS = 256, 64  # that a poll loop looks at; a host may well compute with more
 LOOK = 256  # steps between two looks at the clock
 
 
@@ -143,7 +144,7 @@ class Engine:
             return
         known = task.words
         if any(known.get(address) != seen for address, seen in words.items()):
-            if len(known) > 256:
+            if len(known) > (WORDS if task.launch is not None else HOST_WORDS):
                 known.clear()
             known.update(words)
             task.turns, task.plain = 0, task.plain and patience > 1

@@ -1,5 +1,7 @@
 """The reduced search reaches every outcome that the search of all interleavings reaches."""
 
+import math
+
 import pytest
 
 import triton_dist  # noqa: F401  before triton
@@ -112,3 +114,24 @@ def test_complete_says_so():
     report = check.explore(race, "counter", 1, exhaustive=True, schedules=1000)
     assert report.ok and report.complete and f"all {report.schedules} schedules explored" in str(report)
     assert not check.explore(race, "counter", 1, exhaustive=True, schedules=2).complete
+
+
+@triton.jit
+def arrivals_kernel(cells, times, ctx, APART: tl.constexpr):
+    for _ in range(0, times):
+        dl.atomic_add(dl.signal_at(cells, dl.rank(ctx) if APART else 0), 1, 0, ctx)
+
+
+def arrivals(times, apart):
+    arrivals_kernel[(1,)](shmem.create_signals(4), times, shmem.context(), apart)
+
+
+@pytest.mark.parametrize("world, times", [(2, 1), (3, 1), (4, 1), (2, 2), (2, 3), (3, 2)])
+def test_there_are_as_many_schedules_as_orders_of_arrival(world, times):
+    """Each rank adds to one counter: (world * times)! / times!^world orders. To counters of their own: one."""
+    orders = math.factorial(world * times) // math.factorial(times) ** world
+    for apart, expected in ((False, orders), (True, 1)):
+        report = check.explore(
+            arrivals, times, apart, world_size=world, exhaustive=True, schedules=1000, heap_bytes=1 << 14
+        )
+        assert report.complete and report.ok and report.schedules == expected

@@ -132,3 +132,36 @@ def test_the_command_replays_a_path_and_writes_a_timeline(ring):
     assert code == 1 and "1 schedules explored" in out and "deadlock: " in out, out
     code, out = python(*run, "--timeline", "none/trace.json", cwd=folder)
     assert code == 2 and "none/trace.json" in out, out
+
+
+ARRIVALS = """
+import os, triton_dist, triton_dist.language as dl
+from triton_dist import shmem
+import torch, triton
+
+@triton.jit
+def arrive(counter, places, ctx):
+    for _ in range(0, 3):
+        place = dl.atomic_add(counter, 1, 0, ctx)
+        dl.remote_store(places + place, dl.rank(ctx), 0, ctx)
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+assert shmem.aclshmem_init(shmem.InitAttr(rank, world, "", 1 << 16)) == 0
+counter, places = shmem.create_signals(1), shmem.aclshmem_create_tensor((64,), torch.int32)
+arrive[(2,)](counter, places, shmem.context())
+shmem.barrier_all()
+assert rank != 0, places[: 6 * world].tolist()
+shmem.aclshmem_finalize()
+"""
+
+
+@pytest.mark.parametrize("seed", ["2", "3", "weak:1"])
+def test_a_seed_is_the_same_schedule_in_another_process(tmp_path, monkeypatch, seed):
+    (tmp_path / "arrivals.py").write_text(ARRIVALS)
+    orders = set()
+    for hashes in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", hashes)
+        run = "-m", "triton_dist.check", "arrivals.py", "--world-size", "3", "--triton-dist-seed", seed
+        code, out = python(*run, cwd=tmp_path)
+        orders.add(re.search(r"AssertionError: (\[.*\])", out)[1])
+    assert code == 1 and len(orders) == 1, orders

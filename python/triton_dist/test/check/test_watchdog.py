@@ -156,6 +156,19 @@ def test_a_host_that_polls_in_vain_is_a_deadlock():
     assert report.kinds == ["deadlock"] and "polls rank 1's 1 signals, element [0, 0] (heap+0x0), sees 0" in str(report)
 
 
+def computing():
+    """Reads the same elements again and again, of a matrix, and a few of them many times."""
+    a = shmem.aclshmem_create_tensor((9, 9), torch.int32)
+    a.fill_(1)
+    assert sum(a[i, k].item() * a[k, j].item() for i in range(9) for j in range(9) for k in range(9)) == 729
+    assert sum(a[i % 3, 0].item() for i in range(2000)) == 2000
+    shmem.barrier_all()
+
+
+def test_a_host_that_computes_with_symmetric_memory_is_not_taken_for_polling():
+    check.explore(computing, world_size=2, schedules=2).raise_if_found()
+
+
 def slow():
     torch.linalg.svdvals(torch.randn(1500, 1500))  # one call, longer than the limit
     shmem.barrier_all()
