@@ -170,14 +170,14 @@ def test_a_host_that_computes_with_symmetric_memory_is_not_taken_for_polling():
 
 
 def slow():
-    torch.linalg.svdvals(torch.randn(1500, 1500))  # one call, longer than the limit
+    torch.linalg.svdvals(torch.randn(2000, 2000))  # one call, longer than the limit
     shmem.barrier_all()
 
 
 def test_a_long_call_of_torch_is_not_taken_for_endless():
     began = time.monotonic()
-    report = check.explore(slow, world_size=2, schedules=1, stall_seconds=2 * STALL)
-    assert report.ok and time.monotonic() - began > 4 * STALL, report
+    report = check.explore(slow, world_size=2, schedules=1, stall_seconds=0.75)
+    assert report.ok and time.monotonic() - began > 1.5, report
 
 
 def test_the_time_given_holds_inside_of_a_schedule():
