@@ -169,14 +169,15 @@ def test_a_host_that_computes_with_symmetric_memory_is_not_taken_for_polling():
     check.explore(computing, world_size=2, schedules=2).raise_if_found()
 
 
-def slow():
-    torch.linalg.svdvals(torch.randn(2000, 2000))  # one call, longer than the limit
+def slow(n):
+    torch.linalg.svdvals(torch.randn(n, n))  # one call, longer than the limit
     shmem.barrier_all()
 
 
 def test_a_long_call_of_torch_is_not_taken_for_endless():
+    check.explore(slow, 10, world_size=2, schedules=1).raise_if_found()  # torch imports much when it is first called
     began = time.monotonic()
-    report = check.explore(slow, world_size=2, schedules=1, stall_seconds=0.75)
+    report = check.explore(slow, 2000, world_size=2, schedules=1, stall_seconds=0.75)
     assert report.ok and time.monotonic() - began > 1.5, report
 
 
