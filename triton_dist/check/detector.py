@@ -25,8 +25,9 @@ class Detector:
     WeakMemory, which then decides what is read, or None."""
 
     def __init__(self, world, heap_map, found, weak=None):
-        self.weak = weak
-        self.places, self.found = Places(heap_map), found
+        self.places, self.found, self.weak = Places(heap_map), found, weak
+        if weak is not None:
+            weak.describe = self.places.describe
         self.threads = Threads(world)
         self.histories, self.cells = Histories(), signals.Cells()
         self.lines = {}  # number of a 64-byte line -> address of the signal in it
@@ -39,13 +40,11 @@ class Detector:
         site = sites.here()
         self._settle()
         parts = self.places.split(thread, where, size)
-        missed = self.weak.load(thread, parts, size, volatile) if self.weak is not None else ()
+        kind, word, scope = (ATOMIC_READ, "volatile load", "sys") if volatile else (READ, _role(word, "read"), None)
+        event = self.histories.event(thread, site, word, scope) if parts else None
+        missed = self.weak.load(thread, parts, size, event) if self.weak is not None else ()
         for shadow, part in parts:
-            if volatile:
-                event = self.histories.event(thread, site, "volatile load", "sys")
-                self._access(thread, shadow, part, size, ATOMIC_READ, event)
-            else:
-                self._access(thread, shadow, part, size, READ, self.histories.event(thread, site, _role(word, "read")))
+            self._access(thread, shadow, part, size, kind, event)
             for cell in self.cells.touched(part, size):
                 if volatile:
                     behind = sum(write.holds(cell.address) for write in missed)
@@ -81,15 +80,16 @@ class Detector:
                 # One word after a fence may be a signal: on every target it is written at once, and after what was before.
                 # To those who read it atomically it is one; to other plain accesses it is a plain write.
                 address = _one(part)
-                if self.weak is not None:
-                    self.weak.store(thread, shadow, part, size, "sys")
                 event = self.histories.event(thread, site, word, "sys", True, plain=True)
+                if self.weak is not None:
+                    self.weak.store(thread, shadow, part, size, event)
                 self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
                 self._stored = self.cells.touch(address, size), thread, site, word
                 continue
+            event = self.histories.event(thread, site, word)
             if self.weak is not None:
-                self.weak.store(thread, shadow, part, size)
-            self._access(thread, shadow, part, size, WRITE, self.histories.event(thread, site, word))
+                self.weak.store(thread, shadow, part, size, event)
+            self._access(thread, shadow, part, size, WRITE, event)
             for cell in self.cells.touched(part, size):
                 cell.reset()
 
@@ -118,7 +118,7 @@ class Detector:
         event = self.histories.event(thread, site, "atomic", scope, True)
         parts = self.places.split(thread, lanes, size)
         if self.weak is not None:
-            self.weak.atomic(thread, parts, size, scope)
+            self.weak.atomic(thread, parts, size, event)
         for shadow, part in parts:
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
         if lanes.size <= MANY_LANES and size in (4, 8):
@@ -149,7 +149,7 @@ class Detector:
         event = self.histories.event(thread, site, f"notify ({op})", "sys", True)
         parts = self.places.split(thread, Affine(address, (), ()), size)
         if self.weak is not None:
-            self.weak.atomic(thread, parts, size, "sys")
+            self.weak.atomic(thread, parts, size, event)
         for shadow, part in parts:
             self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
 

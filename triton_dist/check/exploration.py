@@ -7,7 +7,7 @@ import time
 
 from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
 from .exhaustive import Exhaustive, Path
-from .findings import SYMPTOMS, Report
+from .findings import RESULTS, SYMPTOMS, Report
 from .simulator import Simulation
 from .strategies import strategy_of
 from .timeline import write
@@ -177,6 +177,8 @@ def _add(report, simulation, seed, resident):
     report.flagged += bool(simulation.findings)
     shown = "fifo" if seed is None else seed
     for one in simulation.findings:
+        if simulation.detector.weak is not None and one.kind in RESULTS:
+            one.text = "\n".join([one.text, *simulation.detector.weak.explain()])
         known = next((found for found in report.findings if found.key == one.key), None)
         if known is not None:
             known.count += 1

@@ -33,24 +33,26 @@ import numpy as np
 
 from ..interpreter.affine import Affine
 from ..interpreter.memory import view
+from . import history, sites
+from .clocks import called
 
 KEPT = 256  # writes to an allocation that can still be late; older ones have arrived
 KEPT_BYTES = 64 << 20  # the same for what they all have replaced
 LATENESS = (0.25, 0.5, 0.9)  # the chance that a write is late for a program that must not see it yet
 HORIZON = (30, 300, 3000)  # accesses to memory by all programs within which a late write arrives; one of each, by schedule
 ATOMIC_HASTE = 4  # volatile reads see a write so many times earlier: they go to memory
+TOLD = 4  # of what was late in a schedule, in a report
 OVERTAKEN = 0.25  # the chance that a store that may be overtaken is
 
 
 class Write:
-    """A write that may not have arrived everywhere. `old`: the bytes at [low, high) before it; `mask`: those that it wrote
-    (None: all); `scope`: of an atomic, else None."""
+    """A write that may not have arrived everywhere. `event`: who makes it; its scope is None for a plain one. `old`: the bytes
+    at [low, high) before it; `mask`: those that it wrote (None: all)."""
 
-    __slots__ = ("low", "high", "old", "mask", "thread", "rank", "clock", "scope", "born", "delays", "readers", "complete")
+    __slots__ = ("event", "low", "high", "old", "mask", "born", "delays", "readers", "complete")
 
-    def __init__(self, thread, low, high, mask, scope, born):
-        self.low, self.high, self.mask, self.scope, self.born = low, high, mask, scope, born
-        self.thread, self.rank, self.clock = thread.id, thread.rank, thread.clock
+    def __init__(self, event, low, high, mask, born):
+        self.event, self.low, self.high, self.mask, self.born = event, low, high, mask, born
         self.old = _bytes(low, high).copy()
         self.delays = {}  # thread id -> accesses until it arrives there
         self.readers = {}  # thread id -> (clock of its first read, low, high), of those that it did not have to arrive at
@@ -58,7 +60,7 @@ class Write:
 
     def ordered(self, thread):
         """Whether every read by `thread` must see it."""
-        return self.complete or self.thread == thread.id or thread.knows(self.thread, self.clock)
+        return self.complete or self.event.thread == thread.id or self.event.before(thread)
 
     def known(self, thread, low, high):
         """Whether a read of [low, high) by `thread` must see it."""
@@ -82,9 +84,12 @@ class Write:
 
 
 class WeakMemory:
-    """`seed` chooses what is late, and how long; the schedule's own choices are not touched by it."""
+    """`seed` chooses what is late, and how long; the schedule's own choices are not touched by it. `describe(rank, address)`
+    names memory."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, describe=None):
+        self.describe = describe
+        self.story = collections.OrderedDict()  # what was late, as text, the latest last
         self.rng = random.Random(f"weak memory {seed}")
         self.lateness, self.horizon = self.rng.choice(LATENESS), self.rng.choice(HORIZON)
         self.now = 0  # counts accesses
@@ -93,25 +98,43 @@ class WeakMemory:
         self.made = []  # [(Shadow, Write)] of the atomic that is being made
         self.passed = None  # a store that is being made and is overtaken: (Write, the Write that overtakes it)
 
+    # -- the story
+    def _tell(self, event, what, write):
+        """Notes what is late; of alike events the latest."""
+        other = write.event
+        key = event.word, event.site, event.rank, event.program, what, other.site, other.rank, other.program
+        if key not in self.story:
+            where = f"{self.describe(event.rank, write.low)}: " if self.describe else ""
+            self.story[key] = (
+                f"{where}{event.word} by {called(event.rank, event.program)} at {sites.text(event.site)}\n  {what} "
+                f"{other.word} by {called(other.rank, other.program)} at {sites.text(other.site)}"
+            )
+            if len(self.story) > TOLD:
+                self.story.popitem(last=False)
+        self.story.move_to_end(key)
+
+    def explain(self):
+        """Lines for a report of what a schedule came to."""
+        return ["Late in this schedule, the latest last:", *self.story.values()] if self.story else []
+
     # -- reads
-    def load(self, thread, parts, size, strong=False, scope=None):
-        """Before a read: puts what the program is to see there, until `restore`. Returns the writes that it does not see.
-        `strong`: a volatile or atomic one; `scope`: of an atomic read-modify-write."""
+    def load(self, thread, parts, size, event):
+        """Before a read: puts what the program is to see there, until `restore`. Returns the writes that it does not see."""
         self.now += 1
         missed = []
         for shadow, where in parts:
             if shadow.writes:
                 low, high = _bounds(where, size)
-                missed += self._load(thread, shadow.writes, low, high, strong, scope)
+                missed += self._load(thread, shadow.writes, low, high, event)
         return missed
 
-    def _load(self, thread, writes, low, high, strong, scope):
+    def _load(self, thread, writes, low, high, event):
         above, settled, there, missed = [], None, None, []
         for write in reversed(writes):
             if write.high <= low or write.low >= high:
                 continue
             first, last = max(low, write.low), min(high, write.high)
-            seen = write.known(thread, first, last) or _reach(write, thread, scope) or self._arrived(write, thread, strong)
+            seen = write.known(thread, first, last) or _reach(write.event, event) or self._arrived(write, thread, event.scope)
             if seen and not write.ordered(thread):
                 write.read_by(thread, first, last)
             if seen:
@@ -131,6 +154,7 @@ class WeakMemory:
             take = ~settled[part] & write.bits(first, last)
             there[part][take] = write.old[first - write.low : last - write.low][take]
             missed.append(write)
+            self._tell(event, "misses", write)
         if missed:
             self.patches.append((low, _bytes(low, high).copy()))
             _bytes(low, high)[:] = there
@@ -163,9 +187,9 @@ class WeakMemory:
                         break
 
     # -- writes
-    def _write(self, thread, shadow, where, size, scope):
+    def _write(self, shadow, where, size, event):
         low, high, mask = _footprint(where, size)
-        write = Write(thread, low, high, mask, scope, self.now)
+        write = Write(event, low, high, mask, self.now)
         shadow.writes.append(write)
         self.recent.append((shadow.writes, write))
         self.bytes += high - low
@@ -178,27 +202,28 @@ class WeakMemory:
                 writes.remove(old)
         return write
 
-    def store(self, thread, shadow, where, size, scope=None):
-        """Before a plain store; `scope` of one that a fence makes a signal."""
+    def store(self, thread, shadow, where, size, event):
+        """Before a plain store; one that a fence makes a signal has a scope."""
         self.now += 1
         low, high = _bounds(where, size)
         if any(a < high and low < a + len(data) for a, data in self.patches):
             self.restore()  # a copy onto itself
         above = None
-        if scope is None and shadow.writes and self.rng.random() < OVERTAKEN:
+        if event.scope is None and shadow.writes and self.rng.random() < OVERTAKEN:
             above = self._overtakes(thread, shadow.writes, low, high)
-        write = self._write(thread, shadow, where, size, scope)
+        write = self._write(shadow, where, size, event)
         if above is not None and above in shadow.writes:
             shadow.writes.remove(write)
             shadow.writes.insert(shadow.writes.index(above), write)
             self.passed = write, above
+            self._tell(event, "is followed by the late", above)
 
     def _overtakes(self, thread, writes, low, high):
         """The newest write to [low, high), where it is a plain one to all of it that has not arrived here, else None."""
         for write in reversed(writes):
             if write.low < high and low < write.high:
-                late = write.scope is None and write.mask is None and write.low <= low and high <= write.high
-                if late and not write.known(thread, low, high) and not self._arrived(write, thread, False):
+                late = write.event.scope is None and write.mask is None and write.low <= low and high <= write.high
+                if late and not write.known(thread, low, high) and not self._arrived(write, thread, None):
                     return write
                 return None
         return None
@@ -216,14 +241,14 @@ class WeakMemory:
         write.old[bits] = above.old[part][bits]
         above.old[part][bits] = stored[bits]
 
-    def atomic(self, thread, parts, size, scope):
+    def atomic(self, thread, parts, size, event):
         """Before read-modify-writes."""
-        self.made = [(shadow, self._write(thread, shadow, where, size, scope)) for shadow, where in parts]
+        self.made = [(shadow, self._write(shadow, where, size, event)) for shadow, where in parts]
         for shadow, write in self.made:
             below = shadow.writes[:-1]
             if below:
                 self.now += 1
-                self._load(thread, below, write.low, write.high, True, scope)
+                self._load(thread, below, write.low, write.high, event)
 
     def atomic_done(self, thread, wrote, lanes, size):
         """After them; `wrote`: all, none, or an array of one a lane."""
@@ -257,12 +282,9 @@ class WeakMemory:
                 write.complete = write.complete or arrived or write.known(thread, write.low, write.high)
 
 
-def _reach(write, thread, scope):
-    """Whether a read-modify-write of a scope is atomic to the write, so that it must see it."""
-    if scope is None or write.scope is None:
-        return False
-    needed = ("gpu", "sys") if write.rank == thread.rank else ("sys",)
-    return scope in needed and write.scope in needed
+def _reach(write, event):
+    """Whether `event` is a read-modify-write that is atomic to the write, so that it must see it."""
+    return event.writes and event.scope is not None and write.scope is not None and history.covers(write, event)
 
 
 def _bytes(low, high):

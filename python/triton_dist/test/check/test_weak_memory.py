@@ -11,7 +11,7 @@ import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
 from triton_dist import check, shmem
 from triton_dist.check.clocks import Threads
-from triton_dist.check.history import Shadow
+from triton_dist.check.history import Histories, Shadow
 from triton_dist.check.weak_memory import WeakMemory
 from triton_dist.interpreter.affine import Affine
 
@@ -192,6 +192,13 @@ def test_a_missing_order_gives_a_wrong_result(case):
     assert ordinary.outcome == "missed", str(ordinary.report)
 
 
+def test_a_wrong_result_tells_what_was_late():
+    case = next(one for one in CASES if one.name == "exchange/words-store")
+    text = str(run(case, 50, keep_going=False, weak=True, races=False).report)
+    assert "Late in this schedule, the latest last:" in text
+    assert ": load by rank 1 program (0, 0, 0) at " in text and "misses put by rank 0 program (0, 0, 0) at " in text, text
+
+
 def test_every_fourth_seed_is_weak_unless_told_otherwise():
     flags = {}
 
@@ -219,7 +226,7 @@ def test_a_read_gives_what_a_view_allows(seed):
     """Against a plain model: every byte keeps all its values in order, and a read goes back to the newest one that it must see
     at most."""
     rng, weak, threads = random.Random(seed), WeakMemory(seed), Threads(3)
-    size = 96
+    size, histories = 96, Histories()
     memory, shadow = np.zeros(size, np.uint8), None
     shadow = Shadow(memory.ctypes.data, size)
     history = [[(0, None, 0)] for _ in range(size)]  # of each byte: (value, writer, its clock), oldest first
@@ -231,7 +238,7 @@ def test_a_read_gives_what_a_view_allows(seed):
             threads.meet(rng.sample(range(3), 2))
         where, offsets = pattern(rng, size, memory.ctypes.data)
         if rng.random() < 0.4:
-            weak.store(thread, shadow, where, 1)
+            weak.store(thread, shadow, where, 1, histories.event(thread, 0, "store"))
             memory[offsets] = step % 251
             overtaken = weak.passed is not None  # it comes to lie below the newest
             weak.settle()
@@ -243,7 +250,7 @@ def test_a_read_gives_what_a_view_allows(seed):
                 seen[thread.id, i] = max(seen[thread.id, i], place)
             thread.tick()
         else:
-            missed = weak.load(thread, [(shadow, where)], 1)
+            missed = weak.load(thread, [(shadow, where)], 1, histories.event(thread, 0, "load"))
             got = memory[offsets].copy()
             weak.restore()
             late += bool(missed)
