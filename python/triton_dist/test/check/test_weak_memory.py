@@ -196,7 +196,7 @@ def test_a_wrong_result_tells_what_was_late():
     case = next(one for one in CASES if one.name == "exchange/words-store")
     text = str(run(case, 50, keep_going=False, weak=True, races=False).report)
     assert "Late in this schedule, the latest last:" in text
-    assert ": load by rank 1 program (0, 0, 0) at " in text and "misses put by rank 0 program (0, 0, 0) at " in text, text
+    assert ": load by rank 1 program (0, 0, 0) at " in text and "misses put (write) by rank 0 program (0, 0, 0) at " in text, text
 
 
 def test_every_fourth_seed_is_weak_unless_told_otherwise():
@@ -262,6 +262,39 @@ def test_a_read_gives_what_a_view_allows(seed):
                 seen[thread.id, i] = min(n for n in places if n >= must)
         assert memory.tolist() == [one[-1][0] for one in history]
     assert late > 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_atomics_miss_one_another_only_where_a_scope_is_too_narrow(seed):
+    """Additions by three threads of two ranks to eight words: what is written is what was read plus one, whatever that was."""
+    rng, weak, threads, histories = random.Random(seed), WeakMemory(seed), Threads(2), Histories()
+    threads.launched(0)
+    some = [*threads.hosts, threads.program(0, (0, 0, 0), 0)]
+    memory = np.zeros(8, np.int32)
+    shadow = Shadow(memory.ctypes.data, memory.nbytes)
+    narrow = seed % 2 == 1
+    latest, writers, missed = np.zeros(8, np.int64), [None] * 8, 0
+    for _ in range(300):
+        thread, scope = rng.choice(some), rng.choice(("gpu", "sys")) if narrow else "sys"
+        words = sorted(rng.sample(range(8), rng.randrange(1, 5)))
+        lanes = np.array(words, np.uint64) * np.uint64(4) + np.uint64(memory.ctypes.data)
+        wrote = np.array([rng.random() < 0.7 for _ in words])
+        weak.atomic(thread, [(shadow, lanes)], 4, histories.event(thread, 0, "atomic", scope, True))
+        read = memory[words].copy()
+        memory[words] += wrote.astype(np.int32)
+        weak.atomic_done(thread, wrote if wrote.any() else False, lanes, 4)
+        for word, value, changed in zip(words, read, wrote):
+            reached = writers[word] is None or writers[word][0] is thread
+            if not reached:
+                needed = ("gpu", "sys") if writers[word][0].rank == thread.rank else ("sys",)
+                reached = scope in needed and writers[word][1] in needed
+            assert value == latest[word] or not reached, (word, value, latest[word])
+            missed += int(value != latest[word])
+            if changed:
+                latest[word], writers[word] = value + 1, (thread, scope)
+        assert memory.tolist() == latest.tolist()
+        thread.tick()
+    assert (missed > 0) == narrow
 
 
 def pattern(rng, size, base):
