@@ -9,6 +9,7 @@ import host  # noqa: F401
 import memory  # noqa: F401
 import programs  # noqa: F401
 import rounds  # noqa: F401
+import users  # noqa: F401
 from registry import CASES
 
 from triton_dist import check
