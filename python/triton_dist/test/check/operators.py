@@ -204,6 +204,7 @@ PROGRAMS = {
     "all_reduce mesh": all_reduce_by("mesh"),
     "all_reduce two_shot": all_reduce_by("two_shot"),
     "all_reduce ring": all_reduce_by("ring"),
+    "all_reduce pipelined": all_reduce_by("pipelined"),
     "all_gather": run_all_gather,
     "reduce_scatter": run_reduce_scatter,
     "broadcast": run_broadcast,
