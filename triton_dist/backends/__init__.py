@@ -19,7 +19,9 @@ Heap
     tensor(rank)             rank's heap as one uint8 tensor
     exchange(team, text, describe, timeout)   collective: every member's text in team order. A full barrier: what a
                              member wrote (device work included) before the call is visible to all after it
-    limit_waits(seconds)     how long a wait in a kernel may last, where the platform bounds it; None: the default
+    limit_waits(seconds)     how long a wait in a kernel may last, where the platform bounds it; None: the default. Returns
+                             the words WAIT_* of context tables, where kernels need them, else None
+    check_waits()            WaitTimeoutError when a wait in a kernel has given up, where that does not raise by itself
     counter(team_id)         starting point of this rank's arrivals in a new team of this id
     put / get(dst, src, nbytes, peer, blocking)   the symmetric side given by this rank's own address
     put_signal(dst, src, nbytes, signal, value, add, itemsize, peer, blocking)

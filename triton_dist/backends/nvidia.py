@@ -5,15 +5,18 @@ init)."""
 
 import datetime
 import itertools
+import json
 import os
 
 import torch
 
-from .. import errors
-from . import nvidia_stream, processes
+from .. import context, errors
+from ..limits import wait_timeout
+from . import nvidia_stream, nvidia_waits, processes
 from .store import StoreControl
 
 _group = itertools.count()
+_abandoned = []  # memory that a stuck kernel may still use, so nobody may free it
 
 
 class Platform:
@@ -61,7 +64,8 @@ class Heap:
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         self.descriptor = {"process": processes.identity(), "device": str(getattr(properties, "uuid", self.device))}
-        self.handle = self.control = self._tensors = self._group = None
+        self.handle = self.control = self._tensors = self._group = self.waits = None
+        self._stuck, self._limit = False, None
 
     def connect(self, descriptors, store, timeout):
         from torch._C import _distributed_c10d as c10d
@@ -108,11 +112,52 @@ class Heap:
         return self._tensors[rank]
 
     def exchange(self, team, text, describe, timeout=None):
-        torch.cuda.synchronize(self.device)
-        return self.control.exchange(team, text, describe, timeout)
+        limit = wait_timeout(timeout)
+        trouble = self._trouble(nvidia_waits.device_rests, limit, describe)
+        # Longer than a peer's device may take: so a peer that is in trouble comes, and says so.
+        later = 2 * (limit + nvidia_waits.GRACE_S)
+        said = [json.loads(one) for one in self.control.exchange(team, json.dumps([trouble, text]), describe, limit=later)]
+        troubles = [one[0] for one in said if one[0]]
+        if troubles:
+            raise errors.WaitTimeoutError("\n".join(troubles))
+        return [one[1] for one in said]
+
+    def _trouble(self, rests, limit, describe):
+        """Waits for the device, or a stream of it: `rests(device, seconds)`. None, or what is wrong: waits of kernels that
+        gave up, a device that is still busy."""
+        seconds, error = limit + (nvidia_waits.GRACE_S if self.waits else 0), None
+        try:
+            done = rests(self.device, 0.2 if self._stuck else seconds)
+        except RuntimeError as lost:  # wrong results that are addresses make more errors
+            if not (self.waits and self.waits.report()):
+                raise
+            done, error = True, lost
+        self._stuck = not done
+        gave_up = self.waits and self.waits.report()
+        if gave_up:
+            return gave_up + (f"\n  then: {error}" if error else "")
+        if done:
+            return None
+        lines = [f"\n  rank {self.rank}: {line}" for line in nvidia_waits.signals_now(self.tensor(self.rank), self._side)]
+        advice = "" if self.waits else "; with it set, kernels say what they wait for"
+        return (
+            f"rank {self.rank}: its device is still busy after {seconds:g} s (TRITON_DIST_WAIT_TIMEOUT sets the limit"
+            f"{advice})\n  rank {self.rank}: {describe()}. Its signals hold:" + "".join(lines or [" (there are none)"])
+        )
 
     def limit_waits(self, seconds):
-        pass  # a kernel's wait is not bounded on a device
+        self._limit = seconds
+        limit = nvidia_waits.kernel_waits_limit(seconds)
+        if limit is None:
+            return None
+        self.waits = nvidia_waits.KernelWaits.on(self.rank, limit, self.device)
+        words = context.table_words(self.rank, self.bases, self.nbytes, self.waits.words)
+        self._table = torch.tensor(words, dtype=torch.int64, device=self.device)
+        return self.waits.words
+
+    def check_waits(self):
+        if self.waits:
+            self.waits.check()
 
     def counter(self, team_id):
         return 0
@@ -132,16 +177,22 @@ class Heap:
     def _at(self, address, peer):
         return address + self.bases[peer] - self.bases[self.rank]
 
-    def _copy(self, dst, src, nbytes, blocking):
+    def _copy(self, call, dst, src, nbytes, blocking):
         self._bytes(dst, nbytes).copy_(self._bytes(src, nbytes), non_blocking=True)
         if blocking:
-            torch.cuda.current_stream(self.device).synchronize()
+            self._finish_stream(call)
+
+    def _finish_stream(self, call):
+        """Waits for the current stream: WaitTimeoutError when it stands still."""
+        trouble = self._trouble(nvidia_waits.stream_rests, wait_timeout(self._limit), lambda: f"in shmem's {call}")
+        if trouble:
+            raise errors.WaitTimeoutError(trouble)
 
     def put(self, dst, src, nbytes, peer, blocking):
-        self._copy(self._at(dst, peer), src, nbytes, blocking)
+        self._copy("put", self._at(dst, peer), src, nbytes, blocking)
 
     def get(self, dst, src, nbytes, peer, blocking):
-        self._copy(dst, self._at(src, peer), nbytes, blocking)
+        self._copy("get", dst, self._at(src, peer), nbytes, blocking)
 
     def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
         from .nvidia_signal import publish
@@ -151,7 +202,7 @@ class Heap:
         word = self._bytes(self._at(signal, peer), itemsize).view(torch.int32 if itemsize == 4 else torch.int64)
         publish[(1,)](word, value, ADD=add, num_warps=1)
         if blocking:
-            torch.cuda.current_stream(self.device).synchronize()
+            self._finish_stream("put with a signal")
 
     def wait_signal(self, address, compare, value, itemsize, describe, timeout=None):
         word = self._bytes(address, itemsize).view(torch.int32 if itemsize == 4 else torch.int64)
@@ -172,6 +223,11 @@ class Heap:
         nvidia_stream.write(torch.cuda.current_stream(self.device).cuda_stream, address, 1)
 
     def take_word(self, address, describe):
+        if self.waits:  # the driver's wait has no limit
+            from .nvidia_signal import take
+
+            take[(1,)](self._bytes(address, 4).view(torch.int32), self._table, num_warps=1)
+            return
         stream = torch.cuda.current_stream(self.device).cuda_stream
         nvidia_stream.wait(stream, address, 1)
         nvidia_stream.write(stream, address, 0)
@@ -182,13 +238,18 @@ class Heap:
 
     def close(self):
         if self.control:
-            torch.cuda.synchronize(self.device)
-            self.control.close()
+            try:
+                if not nvidia_waits.device_rests(self.device, 0.2 if self._stuck else wait_timeout(self._limit)):
+                    _abandoned.append((self.handle, self._tensors, self.waits))
+            finally:
+                self.control.close()
+        if self.waits:
+            self.waits.close()
         if self._group is not None:
             from torch._C import _distributed_c10d as c10d
 
             c10d._unregister_process_group(self._group.group_name)
-        self.handle = self.control = self._tensors = self._group = None
+        self.handle = self.control = self._tensors = self._group = self.waits = None
 
 
 class _Stream:

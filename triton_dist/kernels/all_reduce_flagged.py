@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 
 from triton_dist import language as dl
-from triton_dist import shmem
+from triton_dist import patience, shmem
 
 from .launch import Launcher
 from .reduce_scatter import combine, widen
 
 WORD_BYTES = 4
+_LIMITED = dl.target.LIMITED
 BLOCK, NUM_WARPS = 256, 4
 
 
@@ -62,9 +63,22 @@ def flagged_kernel(
         if src != me:
             there = buffer + tl.cast(src, tl.int64) * slot + lanes
             missing = 1
+            if _LIMITED:
+                turns, start = 0, tl.full((), 0, tl.int64)
             while missing > 0:  # carries scalars alone, see `wait`
                 seen = tl.load(there, mask=inside, other=0, volatile=True)
                 missing = tl.sum((inside & ((seen >> 32) != (flag >> 32))).to(tl.int32), 0)
+                if _LIMITED:
+                    turns += 1
+                    if (missing > 0) & (turns % patience.TURNS == 0):
+                        start, over = patience.lost(start, ctx)
+                        if over == 1:  # the first word that has not come
+                            late = tl.min(tl.where(inside & ((seen >> 32) != (flag >> 32)), lanes - block * BLOCK, BLOCK), 0)
+                            number = tl.sum(tl.where(lanes - block * BLOCK == late, seen >> 32, 0), 0)
+                            place = buffer + tl.cast(src, tl.int64) * slot + block * BLOCK + late
+                            patience.give_up(place, epoch, number, "eq", start, ctx)
+                        if over > 0:
+                            missing = 0
             word = (tl.load(there, mask=inside, other=0, volatile=True) & 0xFFFFFFFF).to(tl.uint32)
         if src == 0:
             low = widen(_low(word, x))

@@ -7,13 +7,14 @@ wait with `ge`: a value left by the last call then never satisfies a wait, and a
 import triton
 import triton.language as tl
 
-from .. import context
+from .. import context, patience
 from . import target
 from .device_function import device_function
 from .rma import num_ranks, put, symm_at
 
 _SIGNAL_BITS = tl.constexpr(context.SIGNAL_BYTES * 8)
 _SET, _GE = tl.constexpr("set"), tl.constexpr("ge")  # Triton 3.6 takes no plain str as a default
+_LIMITED = target.LIMITED  # a global of its own, so that it is part of the key of what is cached
 _LANES = tl.constexpr(32)  # signals handled at a time where the target is WIDE
 
 
@@ -122,21 +123,44 @@ def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
     """
     _require_signal(sig, "wait")
     if isinstance(n, tl.tensor):
-        token = _wait_many(sig, value, cmp, n)
+        token = _wait_many(sig, value, ctx, cmp, n)
     else:
         if n == 1:
-            token = target.poll(sig)
-            while _pending(token, value, cmp):
+            if _LIMITED:
+                token = _wait_limited(sig, value, ctx, cmp)
+            else:
                 token = target.poll(sig)
+                while _pending(token, value, cmp):
+                    token = target.poll(sig)
         else:
-            token = _wait_many(sig, value, cmp, n)
+            token = _wait_many(sig, value, ctx, cmp, n)
     target.acquired()
     return token
 
 
 @triton.jit
-def _wait_many(sig, value, cmp: tl.constexpr, n):
+def _wait_limited(sig, value, ctx, cmp: tl.constexpr):
+    token = target.poll(sig)
+    waiting = _pending(token, value, cmp).to(tl.int32)
+    turns, start = 0, tl.full((), 0, tl.int64)
+    while waiting > 0:
+        token = target.poll(sig)
+        waiting = _pending(token, value, cmp).to(tl.int32)
+        turns += 1
+        if (waiting > 0) & (turns % patience.TURNS == 0):
+            start, over = patience.lost(start, ctx)
+            if over == 1:
+                patience.give_up(sig, value, token, cmp, start, ctx)
+            if over > 0:
+                waiting = 0
+    return token
+
+
+@triton.jit
+def _wait_many(sig, value, ctx, cmp: tl.constexpr, n):
     token = tl.full((), 0, sig.dtype.element_ty)
+    if _LIMITED:
+        turns, start = 0, tl.full((), 0, tl.int64)
     if target.WIDE:
         lanes = tl.arange(0, _LANES)
         for first in range(0, n, _LANES):
@@ -147,6 +171,16 @@ def _wait_many(sig, value, cmp: tl.constexpr, n):
                 seen = target.poll(signals, ours)
                 waiting = tl.sum((ours & _pending(seen, value, cmp)).to(tl.int32), 0)
                 token = tl.sum(tl.where(first + lanes == n - 1, seen, 0), 0)
+                if _LIMITED:
+                    turns += 1
+                    if (waiting > 0) & (turns % patience.TURNS == 0):
+                        start, over = patience.lost(start, ctx)
+                        if over == 1:  # the first signal that has not come
+                            late = tl.min(tl.where(ours & _pending(seen, value, cmp), lanes, _LANES - 1), 0)
+                            found = tl.sum(tl.where(lanes == late, seen, 0), 0)
+                            patience.give_up(signal_at(sig, first + late), value, found, cmp, start, ctx)
+                        if over > 0:
+                            waiting = 0
     else:
         for i in range(0, n):
             token = target.poll(signal_at(sig, i))

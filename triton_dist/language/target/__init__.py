@@ -4,6 +4,7 @@ A target for a compiler (`nvidia`, `ascend`) supplies:
 
     NAME                        how a refusal names it (constexpr str)
     WIDE                        whether publish_* and poll take a block of signal pointers (constexpr bool)
+    LIMITED                     whether waits end by a limit of time (constexpr bool), see ../../patience.py
     publish_set(ptr, value, mask), publish_add(ptr, value, mask)
                                 release: every store of the whole program, then the signal
     poll(ptr, mask)             reads a signal afresh; acquire; the same value for the whole program
@@ -26,6 +27,7 @@ if interpreted:
 
     NAME = tl.constexpr("interpreter")
     WIDE = tl.constexpr(False)
+    LIMITED = tl.constexpr(False)  # the engine limits them
 
     def dot_stored():
         """Nothing: a program runs as written."""

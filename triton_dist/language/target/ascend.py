@@ -18,12 +18,13 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "NAME", "WIDE", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
+    "NAME", "WIDE", "LIMITED", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 
 NAME = tl.constexpr("ascend")
 WIDE = tl.constexpr(False)
+LIMITED = tl.constexpr(False)
 
 
 @triton.jit

@@ -10,13 +10,16 @@ peer, and a forgotten one is wrong data that shows up rarely.
 import triton
 import triton.language as tl
 
+from ... import limits
+
 __all__ = [
-    "NAME", "WIDE", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
+    "NAME", "WIDE", "LIMITED", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 
 NAME = tl.constexpr("nvidia")
 WIDE = tl.constexpr(True)
+LIMITED = tl.constexpr(limits.KERNEL_WAITS_LIMITED)
 
 
 @triton.jit
