@@ -1,10 +1,6 @@
-"""The nvidia platform: a heap is one allocation of torch's symmetric memory, peers are mapped over NVLink or PCIe.
+"""The nvidia platform: a heap is one allocation of torch's symmetric memory (nvidia_memory.py), peers are mapped over NVLink
+or PCIe."""
 
-One host through the CUDA backend; several through torch's NVSHMEM backend (`symm_mem.set_backend("NVSHMEM")` before
-init)."""
-
-import datetime
-import itertools
 import json
 import os
 
@@ -12,10 +8,9 @@ import torch
 
 from .. import context, errors
 from ..limits import wait_timeout
-from . import nvidia_stream, nvidia_waits, processes
+from . import nvidia_memory, nvidia_stream, nvidia_waits, processes
 from .store import StoreControl
 
-_group = itertools.count()
 _abandoned = []  # memory that a stuck kernel may still use, so nobody may free it
 
 
@@ -51,6 +46,7 @@ class Platform:
                 "at most "
                 f"{count} (torchrun --nproc-per-node={count}), or set TRITON_DIST_BACKEND=cpu"
             )
+        nvidia_memory.choice()
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
 
@@ -64,14 +60,11 @@ class Heap:
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         self.descriptor = {"process": processes.identity(), "device": str(getattr(properties, "uuid", self.device))}
-        self.handle = self.control = self._tensors = self._group = self.waits = None
+        self.descriptor["memory"] = nvidia_memory.choice()
+        self.memory = self.control = self._tensors = self.waits = None
         self._stuck, self._limit = False, None
 
     def connect(self, descriptors, store, timeout):
-        from torch._C import _distributed_c10d as c10d
-        from torch.distributed import _symmetric_memory as symmetric
-        from torch.distributed._symmetric_memory import _SymmetricMemory
-
         seen = {}
         for rank, one in enumerate(descriptors):
             place = one["process"]["host"], one["device"]
@@ -83,24 +76,14 @@ class Heap:
                     -1,
                 )
             seen[place] = rank
-        # A group of our own, over the CPU alone: the user's process groups, if any, are left alone. torch 2.11 takes
-        # rank, size and store from the registered group, older ones from the group info.
-        name = f"triton_dist.{next(_group)}"
-        self._group = c10d.ProcessGroup(store, self.rank, self.n_ranks)
-        gloo = c10d.ProcessGroupGloo(store, self.rank, self.n_ranks, datetime.timedelta(seconds=timeout))
-        self._group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
-        self._group._set_group_name(name)
-        c10d._register_process_group(name, self._group)
-        _SymmetricMemory.set_group_info(name, self.rank, self.n_ranks, store)
-        # what symm_mem.empty does without its memory pool, which could place us inside a shared segment
-        memory = _SymmetricMemory.empty_strided_p2p((self.nbytes,), (1,), torch.uint8, self.device)
-        self.handle = symmetric.rendezvous(memory, name)
-        self.bases = [int(address) for address in self.handle.buffer_ptrs]
+        kinds = [one["memory"] for one in descriptors]
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"rank {rank}: {kind or 'unset'}" for rank, kind in enumerate(kinds))
+            raise errors.ShmemError(f"TRITON_DIST_NVIDIA_HEAP must be equal on all ranks ({listed})", -1)
+        self.memory = nvidia_memory.share(self.rank, self.n_ranks, self.nbytes, self.device, store, timeout)
+        self.bases = self.memory.bases
         self.span = (min(self.bases), max(self.bases) + self.nbytes)
-        self._tensors = [
-            memory if peer == self.rank else self.handle.get_buffer(peer, (self.nbytes,), torch.uint8)
-            for peer in range(self.n_ranks)
-        ]
+        self._tensors = self.memory.tensors
         self.control = StoreControl(store, self.rank, [one["process"] for one in descriptors])
         self._side = torch.cuda.Stream(self.device)
         self._seen = torch.empty(1, dtype=torch.int64).pin_memory()
@@ -240,16 +223,14 @@ class Heap:
         if self.control:
             try:
                 if not nvidia_waits.device_rests(self.device, 0.2 if self._stuck else wait_timeout(self._limit)):
-                    _abandoned.append((self.handle, self._tensors, self.waits))
+                    _abandoned.append((self.memory, self.waits))
             finally:
                 self.control.close()
         if self.waits:
             self.waits.close()
-        if self._group is not None:
-            from torch._C import _distributed_c10d as c10d
-
-            c10d._unregister_process_group(self._group.group_name)
-        self.handle = self.control = self._tensors = self._group = self.waits = None
+        if self.memory:
+            self.memory.close()
+        self.memory = self.control = self._tensors = self.waits = None
 
 
 class _Stream:
