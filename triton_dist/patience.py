@@ -3,9 +3,9 @@
 Only where a target is LIMITED: nvidia, when TRITON_DIST_WAIT_TIMEOUT was set as the process began. Otherwise nothing of this
 is compiled, and a poll loop is the poll and its comparison.
 
-A program cannot raise. The first that waits too long writes down who it is and what it waited for, and stops the clock of
-its device. Whoever finds the clock stopped does not wait any longer, in this launch or a later one: kernels end, with wrong
-results, streams and captured graphs run dry, and the host raises from the record (backends/nvidia_waits.py).
+A program cannot raise. The first that waits too long stops the clock of its device. Whoever finds the clock stopped does not
+wait any longer, in this launch or a later one: kernels end, with wrong results, streams and captured graphs run dry. Those
+that were waiting write down who they are and what they waited for, and the host raises from that (backends/nvidia_waits.py).
 
 The clock is one word of device memory, which all who wait move on. Through it the threads of a program agree on the time,
 which each of them would read for itself a little later than the others.
@@ -42,13 +42,16 @@ def _clock(ctx):
 def lost(start, ctx):
     """(start, over): for every TURNS turns of a poll loop; first with start = 0 (int64), then with what it returned.
 
-    over: 0 wait on; 1 this program has waited too long and is to `give_up`; 2 somebody has. The same for all threads."""
+    over: 0 wait on; 1 give up, with `give_up`: this program has waited too long, or was waiting when another had; 2 stop at
+    once, others gave up before. The same for all threads."""
     clock = _clock(ctx)
     tl.atomic_max(clock, _time(), sem="relaxed", scope="gpu")
     now = tl.atomic_max(clock, 0, sem="relaxed", scope="gpu")
     over = 0
     if now == _STOPPED:
         over = 2
+        if start != 0:
+            over = 1
     elif start == 0:
         start = now
     elif now - start > tl.load(ctx + _LIMIT):

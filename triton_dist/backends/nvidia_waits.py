@@ -19,6 +19,7 @@ LOOK_S = 0.25  # how often the thread looks
 GRACE_S = 2.0  # a wait that began late in a kernel gives up before the host stops waiting for the kernel
 SHOWN = 8  # reports
 SIGNALS_SHOWN = 64
+_WAITED = 5  # its place in a record
 _SYMBOLS = dict(zip(context.COMPARES, (">=", ">", "==", "!=", "<=", "<")))
 
 
@@ -84,6 +85,7 @@ class KernelWaits:
         if not self._first.value:
             return None
         found = [words for words in self.records.tolist() if words[0]]
+        found.sort(key=lambda words: -words[_WAITED])
         lines = [f"  rank {self.rank}: {describe_record(words, describe_address)}" for words in found[:SHOWN]]
         if len(found) > SHOWN:
             more = "" if len(found) < context.WAIT_RECORDS_KEPT else " or more"
