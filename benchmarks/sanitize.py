@@ -46,8 +46,13 @@ def run(tool, words, log, seconds):
             ended = f"status {group.wait(seconds)}"
         except subprocess.TimeoutExpired:
             ended = f"not within {seconds:g} s"
-            os.killpg(group.pid, signal.SIGKILL)
-            group.wait()
+            for number in (signal.SIGTERM, signal.SIGKILL):  # torchrun ends its workers on the first
+                os.killpg(group.pid, number)
+                try:
+                    group.wait(5)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
     with open(log) as file:
         text = file.read()
     wrong = {word: int(count) for word, count in re.findall(r"^WORD (\S+) wrong (\d+)", text, re.M)}
