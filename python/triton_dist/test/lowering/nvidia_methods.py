@@ -34,25 +34,29 @@ ALIGNED = "M N K n slot words stride_om stride_y stride_out H".split()
 
 
 def compiled(kernel, constants, options, types):
-    """{ptx, shared (bytes), registers, spills (bytes)}"""
+    """`usage` of a kernel, compiled for arguments of these types."""
     kinds = {name: f"*{dtype}" for dtype, names in POINTERS.items() for name in names} | types
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in kernel.arg_names}
     hinted = [i for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or n in ALIGNED]
     source = ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in hinted})
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return usage(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
+
+
+def usage(made):
+    """{ptx, shared (bytes), registers, spills (bytes), threads} of a compiled kernel."""
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
         command = [cuobjdump, "--dump-resource-usage", file.name]
         report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
-    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    used = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
     return {
         "ptx": made.asm["ptx"],
         "shared": made.metadata.shared,
-        "registers": usage["REG"],
-        "spills": usage["STACK"] + usage["LOCAL"],
-        "threads": 32 * options["num_warps"],
+        "registers": used["REG"],
+        "spills": used["STACK"] + used["LOCAL"],
+        "threads": 32 * made.metadata.num_warps,
     }
 
 
