@@ -17,9 +17,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 WORKER = "TRITON_DIST_SANITIZE_WORDS"
 
@@ -34,26 +36,30 @@ def sanitizer():
 
 
 def run(tool, words, log, seconds):
-    """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run of the worker on two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29575", __file__]
-    if tool:
-        command = [sanitizer(), "--tool", tool, "--target-processes", "all", "--report-api-errors", "no", *command]
+    """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run of two workers."""
+    prefix = [sanitizer(), "--tool", tool, "--report-api-errors", "no"] if tool else []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    end = time.monotonic() + seconds
     with open(log, "w") as file:
-        group = subprocess.Popen(
-            command, env={**os.environ, WORKER: words}, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        ranks = [
+            subprocess.Popen(
+                [*prefix, sys.executable, __file__], stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, WORKER: words, "G_IP_PORT": meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
         try:
-            ended = f"status {group.wait(seconds)}"
+            ended = f"status {max(rank.wait(end - time.monotonic()) for rank in ranks)}"
         except subprocess.TimeoutExpired:
             ended = f"not within {seconds:g} s"
-            for number in (signal.SIGTERM, signal.SIGKILL):  # torchrun ends its workers on the first
-                os.killpg(group.pid, number)
-                try:
-                    group.wait(5)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
-    with open(log) as file:
+        for rank in ranks:
+            try:
+                os.killpg(rank.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            rank.wait()
+    with open(log, errors="replace") as file:
         text = file.read()
     wrong = {word: int(count) for word, count in re.findall(r"^WORD (\S+) wrong (\d+)", text, re.M)}
     # A report is a line that begins "========= Invalid", "========= Barrier error" and so on; the kernel is named within the

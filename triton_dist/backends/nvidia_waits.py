@@ -17,21 +17,26 @@ from ..errors import WaitTimeoutError
 
 LOOK_S = 0.25  # how often the thread looks
 GRACE_S = 2.0  # a wait that began late in a kernel gives up before the host stops waiting for the kernel
-SHOWN = 8  # reports
-SIGNALS_SHOWN = 64
+SHOWN, PROGRAMS_SHOWN, SIGNALS_SHOWN = 8, 4, 64  # lines of a report, programs of a line, signals of an allocation
 _WAITED = 5  # its place in a record
 _SYMBOLS = dict(zip(context.COMPARES, (">=", ">", "==", "!=", "<=", "<")))
 
 
-def describe_record(words, describe):
-    """One line for a record (context.WAIT_RECORD_WORDS); `describe` names an address."""
-    _, address, wanted, seen, compare, waited, *places = words
-    program, grid = tuple(places[:3]), tuple(places[3:6])
-    symbol = _SYMBOLS[context.COMPARES[compare]] if 0 <= compare < len(context.COMPARES) else f"comparison {compare}"
-    return (
-        f"program {program} of a grid {grid} waited {waited / 1e9:.3g} s for {describe(address & (1 << 64) - 1)}: "
-        f"wanted {symbol} {wanted}, saw {seen}"
-    )
+def describe_records(records, describe):
+    """A line for each signal and value waited for, those that were waited for longest first; `describe` names an address."""
+    groups = {}
+    for _, address, wanted, seen, compare, waited, *places in sorted(records, key=lambda words: -words[_WAITED]):
+        group = groups.setdefault((address, wanted, seen, compare, tuple(places[3:6])), (waited, []))
+        group[1].append(tuple(places[:3]))
+    lines = []
+    for (address, wanted, seen, compare, grid), (waited, programs) in groups.items():
+        named = ", ".join(map(str, programs[:PROGRAMS_SHOWN]))
+        more = f" and {len(programs) - PROGRAMS_SHOWN} others" if len(programs) > PROGRAMS_SHOWN else ""
+        lines.append(
+            f"program{'s' * (len(programs) > 1)} {named}{more} of a grid {grid} waited {waited / 1e9:.3g} s for "
+            f"{describe(address & (1 << 64) - 1)}: wanted {_SYMBOLS[context.COMPARES[compare]]} {wanted}, saw {seen}"
+        )
+    return lines
 
 
 def describe_address(address):
@@ -85,11 +90,12 @@ class KernelWaits:
         if not self._first.value:
             return None
         found = [words for words in self.records.tolist() if words[0]]
-        found.sort(key=lambda words: -words[_WAITED])
-        lines = [f"  rank {self.rank}: {describe_record(words, describe_address)}" for words in found[:SHOWN]]
-        if len(found) > SHOWN:
-            more = "" if len(found) < context.WAIT_RECORDS_KEPT else " or more"
-            lines.append(f"  rank {self.rank}: and {len(found) - SHOWN}{more} others")
+        lines = describe_records(found, describe_address)
+        if len(lines) > SHOWN:
+            lines[SHOWN:] = [f"and {len(lines) - SHOWN} more signals"]
+        if len(found) == context.WAIT_RECORDS_KEPT:
+            lines.append("other programs waited, too, which are not listed")
+        lines = [f"  rank {self.rank}: {line}" for line in lines]
         if self.launched:
             lines.append(f"  rank {self.rank} launched last: {', '.join(reversed(self.launched))}")
         return (

@@ -196,11 +196,14 @@ def test_a_report_names_programs_signals_and_values_the_longest_wait_first(waits
 
 def test_a_report_counts_what_it_does_not_show(waits):
     for place in range(12):
-        record(waits, place, 1 << 20, 1, 0, "lt", place)
-    assert f"and {12 - nvidia_waits.SHOWN} others" in waits.report()
+        record(waits, place, (1 << 20) + 512 + 64 * (place % 8), 1, place, "lt", place)
+    said = waits.report()
+    assert f"and {12 - nvidia_waits.SHOWN} more signals" in said and "not listed" not in said
     for place in range(context.WAIT_RECORDS_KEPT):
-        record(waits, place, 1 << 20, 1, 0, "lt", place)
-    assert f"and {context.WAIT_RECORDS_KEPT - nvidia_waits.SHOWN} or more others" in waits.report()
+        record(waits, place, (1 << 20) + 512, 1, 0, "lt", place, (place, 0, 0))
+    _, line, more = waits.report().splitlines()
+    assert "programs (63, 0, 0), (62, 0, 0), (61, 0, 0), (60, 0, 0) and 60 others of a grid (4, 2, 1) waited" in line
+    assert "wanted < 1, saw 0" in line and "other programs waited, too" in more
 
 
 def test_a_wait_that_gave_up_is_printed_at_once(waits, capfd):
