@@ -140,7 +140,9 @@ def default_config(dtype):
     if triton_dist.backend == "cpu":  # an interpreter likes few programs and large tiles
         tiles.update(BLOCK_M=512, BLOCK_N=512, BLOCK_K=1024)
     elif triton_dist.backend == "nvidia":
-        tiles.update(BLOCK_K=64 if dtype.itemsize == 2 else 32, num_warps=8)
+        tiles.update(BLOCK_K=64, num_warps=8)
+        if dtype.itemsize == 4:  # products of fp32 take registers where others take the matrix units
+            tiles.update(BLOCK_M=64, BLOCK_K=32)
     else:
         tiles.update(BLOCK_N=256)
     return tiles, device_programs()

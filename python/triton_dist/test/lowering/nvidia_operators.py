@@ -174,6 +174,9 @@ ag, rs, ar = "create_allgather_gemm_context", "create_gemm_reduce_scatter_contex
 CASES = {
     **{f"allgather_gemm {d}": gemm(ag, "allgather_gemm", 4096, 4096, 4096, d, method="kernel") for d in (BF16, FP16, FP32)},
     "allgather_gemm ragged": gemm(ag, "allgather_gemm", 1000, 999, 501, method="kernel"),
+    "gemm_reduce_scatter ragged": gemm(rs, "gemm_reduce_scatter", 1000, 999, 501, method="kernel"),
+    "gemm_reduce_scatter tma ragged": gemm(rs, "gemm_reduce_scatter", 1000, 999, 501, method="tma"),
+    "gemm_allreduce ragged": gemm(ar, "gemm_allreduce", 1000, 999, 501, method="two_shot"),
     **{
         f"gemm_reduce_scatter {m}": gemm(rs, "gemm_reduce_scatter", 8192, 4096, 2048, method=m) for m in ("kernel", "tma")
     },
