@@ -238,3 +238,31 @@ def compared_calls():
 
 def test_calls_are_compared_on_request(ranks):
     ranks(2).run(compared_calls, timeout=60)
+
+
+def half_of_the_device():
+    programs = {}
+    for name, n in (("alone", 1), ("two", 2), ("many", 1000)):
+        with kernels.concurrent(n):
+            contexts = [kernels.create_all_gather_context(1000, fp32)]
+            contexts.append(kernels.create_allgather_gemm_context(16, 16, fp32, method="kernel"))
+            contexts.append(kernels.create_all_gather_context(1000, fp32, programs=3))
+        programs[name] = [contexts[0].programs, contexts[1].run.programs, contexts[2].programs]
+        for context in contexts:
+            context.free()
+    with kernels.concurrent(2):
+        with pytest.raises(ZeroDivisionError), kernels.concurrent(1):
+            raise ZeroDivisionError
+        context = kernels.create_all_gather_context(1000, fp32)
+    programs["nested"] = context.programs
+    with pytest.raises(ValueError, match="rank 0: concurrent: operators is 0"), kernels.concurrent(0):
+        pass
+    return programs
+
+
+def test_concurrent_operators_share_the_programs_that_the_device_runs_at_a_time(ranks):
+    (programs,) = ranks(1).run(half_of_the_device)
+    alone = programs["alone"][0]
+    assert programs["alone"] == [alone, alone, 3]
+    assert programs["two"] == [alone // 2, alone // 2, 3] and programs["nested"] == alone // 2
+    assert programs["many"] == [1, 1, 3]
