@@ -97,8 +97,8 @@ class Heap:
     def exchange(self, team, text, describe, timeout=None):
         limit = wait_timeout(timeout)
         trouble = self._trouble(nvidia_waits.device_rests, limit, describe)
-        # Longer than a peer's device may take: so a peer that is in trouble comes, and says so.
-        later = 2 * (limit + nvidia_waits.GRACE_S)
+        # A little longer than a peer waits for its own device: so a peer that is in trouble comes, and says so.
+        later = limit + 3 * nvidia_waits.GRACE_S
         said = [json.loads(one) for one in self.control.exchange(team, json.dumps([trouble, text]), describe, limit=later)]
         troubles = [one[0] for one in said if one[0]]
         if troubles:
