@@ -37,7 +37,8 @@ def sanitizer():
 
 def run(tool, words, log, seconds):
     """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run of two workers."""
-    prefix = [sanitizer(), "--tool", tool, "--report-api-errors", "no"] if tool else []
+    # launch-timeout: torch takes longer than the 10 s in which the tool expects to see a device used
+    prefix = [sanitizer(), "--tool", tool, "--report-api-errors", "no", "--launch-timeout", "0"] if tool else []
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     end = time.monotonic() + seconds
@@ -292,7 +293,9 @@ INTO_OUT = ("get", "get_2d", "remote_load")
 
 
 def worker(words):
+    import faulthandler; faulthandler.dump_traceback_later(40, repeat=True)  # noqa
     rank = int(os.environ["RANK"])
+    print("IMPORTED", rank, flush=True)
     if shmem.aclshmem_init(shmem.InitAttr(rank, 2, "", 1 << 20)) != 0:
         raise SystemExit(f"rank {rank}: aclshmem_init failed: {shmem.last_error()}")
     # a descriptor that a kernel makes needs memory from the host
