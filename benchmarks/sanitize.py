@@ -17,13 +17,12 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 
-WORKER = "TRITON_DIST_SANITIZE_WORDS"
+WORKER = "TRITON_DIST_SANITIZE_PROGRESS"  # the file to which the ranks write what they have done
+WORDS, LIMIT = "TRITON_DIST_SANITIZE_WORDS", "TRITON_DIST_SANITIZE_SECONDS"
 
 
 def sanitizer():
@@ -35,34 +34,26 @@ def sanitizer():
     return found
 
 
-def run(tool, words, log, seconds):
-    """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run of two workers."""
-    # launch-timeout: torch takes longer than the 10 s in which the tool expects to see a device used
-    prefix = [sanitizer(), "--tool", tool, "--report-api-errors", "no", "--launch-timeout", "0"] if tool else []
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    end = time.monotonic() + seconds
+def run(tool, words, folder, seconds):
+    """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run on two ranks."""
+    prefix = [sanitizer(), "--tool", tool, "--target-processes", "all", "--report-api-errors", "no"] if tool else []
+    log, progress = os.path.join(folder, "log"), os.path.join(folder, "progress")
+    open(progress, "w").close()
     with open(log, "w") as file:
-        ranks = [
-            subprocess.Popen(
-                [*prefix, sys.executable, __file__], stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, WORKER: words, "G_IP_PORT": meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(2)
-        ]  # fmt: skip
+        group = subprocess.Popen(
+            [*prefix, sys.executable, __file__], stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, WORKER: progress, WORDS: words, LIMIT: str(seconds)},
+        )  # fmt: skip
         try:
-            ended = f"status {max(rank.wait(end - time.monotonic()) for rank in ranks)}"
+            ended = f"status {group.wait(seconds + 10)}"
         except subprocess.TimeoutExpired:
             ended = f"not within {seconds:g} s"
-        for rank in ranks:
-            try:
-                os.killpg(rank.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            rank.wait()
+            os.killpg(group.pid, signal.SIGKILL)  # the ranks end when the process that started them does
+            group.wait()
     with open(log, errors="replace") as file:
         text = file.read()
-    wrong = {word: int(count) for word, count in re.findall(r"^WORD (\S+) wrong (\d+)", text, re.M)}
+    with open(progress) as file:
+        wrong = {word: int(count) for word, count in (line.split() for line in file)}
     # A report is a line that begins "========= Invalid", "========= Barrier error" and so on; the kernel is named within the
     # next lines: "at put_kernel+0x50".
     errors, unnamed = collections.Counter(), []
@@ -79,19 +70,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", default="memcheck", choices=["memcheck", "racecheck", "synccheck", "none"])
     parser.add_argument("--words", default="", help="with commas; default: all")
-    parser.add_argument("--log", help="file for the whole output")
+    parser.add_argument("--folder", help="folder that keeps the output of the run")
     parser.add_argument("--seconds", type=float, default=600, help="limit of the run under the tool")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("TRITON_CACHE_DIR", folder)
-        log = args.log or os.path.join(folder, "log")
-        wrong, errors, unnamed, ended = run(None, args.words, log, args.seconds)
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ.setdefault("TRITON_CACHE_DIR", temporary)
+        folder = args.folder or temporary
+        wrong, errors, unnamed, ended = run(None, args.words, folder, args.seconds)
         compiled = len(wrong)
         if args.tool != "none" and ended == "status 0":
-            wrong, errors, unnamed, ended = run(args.tool, args.words, log, args.seconds)
+            wrong, errors, unnamed, ended = run(args.tool, args.words, folder, args.seconds)
         if ended != "status 0" or len(wrong) < compiled:
-            with open(log) as file:
-                print(file.read()[-3000:])
+            with open(os.path.join(folder, "log")) as file:
+                print(file.read()[-6000:])
     print(f"{args.tool}: word                 wrong  errors")
     for word, count in wrong.items():
         print(f"{args.tool}: {word:20} {count:5} {errors[word + '_kernel']:7}")
@@ -109,6 +100,7 @@ if WORKER not in os.environ and __name__ == "__main__":
 import triton_dist  # noqa: E402, F401
 import triton_dist.language as dl  # noqa: E402
 from triton_dist import shmem  # noqa: E402
+from triton_dist.testing import Ranks  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -293,30 +285,30 @@ INTO_OUT = ("get", "get_2d", "remote_load")
 
 
 def worker(words):
-    import faulthandler; faulthandler.dump_traceback_later(40, repeat=True)  # noqa
-    rank = int(os.environ["RANK"])
-    print("IMPORTED", rank, flush=True)
-    if shmem.aclshmem_init(shmem.InitAttr(rank, 2, "", 1 << 20)) != 0:
-        raise SystemExit(f"rank {rank}: aclshmem_init failed: {shmem.last_error()}")
+    """On every rank. torch has as little as possible to do on the device, for the tool works on all of its kernels, too."""
+    rank, device = shmem.my_pe(), shmem.device()
     # a descriptor that a kernel makes needs memory from the host
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=shmem.device()))
-    x = torch.arange(N, dtype=torch.int32, device=shmem.device()) + 1000 * (rank + 1)
-    expected = x + 1000 * (1 - 2 * rank)
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))
+    here = torch.arange(N, dtype=torch.int32) + 1000 * (rank + 1)
+    there = here + 1000 * (1 - 2 * rank)
+    x = here.to(device)
     for word in words or KERNELS:
         box, sig = shmem.aclshmem_create_tensor((N,), torch.int32), shmem.create_signals(16)
-        out = torch.full((N,), -1, dtype=torch.int32, device=shmem.device())
-        box.fill_(0 if word == "atomics" else -1)
+        out = torch.full((N,), -1, dtype=torch.int32).to(device)
+        box.copy_(torch.full((N,), 0 if word == "atomics" else -1, dtype=torch.int32))
         shmem.barrier_all()
         KERNELS[word][(2,)](x, box, out, sig, N, shmem.context())
         shmem.barrier_all()
-        wrong = ((out if word in INTO_OUT else box) != expected).sum().item()
-        wrong = sum(shmem.gather("wrong", int(wrong)))
+        wrong = ((out if word in INTO_OUT else box).cpu() != there).sum().item()
+        wrong = sum(shmem.gather("wrong", wrong))
         if rank == 0:
-            print(f"WORD {word} wrong {wrong}", flush=True)
+            with open(os.environ[WORKER], "a") as file:
+                file.write(f"{word} {wrong}\n")
         shmem.aclshmem_free_tensor(box)
         shmem.aclshmem_free_tensor(sig)
-    shmem.aclshmem_finalize()
 
 
 if __name__ == "__main__":
-    worker([word for word in os.environ[WORKER].split(",") if word])
+    with Ranks(2) as ranks:
+        words = [word for word in os.environ[WORDS].split(",") if word]
+        ranks.run(worker, words, timeout=float(os.environ[LIMIT]), heap_bytes=1 << 20)
