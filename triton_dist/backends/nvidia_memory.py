@@ -20,6 +20,7 @@ import torch
 from ..errors import BackendError, ShmemError
 
 BACKENDS = {"cuda": "CUDA", "nvshmem": "NVSHMEM"}
+ALIGNMENT = 2 << 20  # of every heap
 _WORLD = "0"  # how torch names the group of all ranks, which its NVSHMEM backend looks up
 
 _serial = itertools.count()
@@ -79,11 +80,13 @@ class SharedMemory:
         else:
             _SymmetricMemory.set_group_info(name, rank, n_ranks, store)
         # what symm_mem.empty does without its memory pool, which could place us inside a shared segment
-        memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
-        self.handle = symmetric.rendezvous(memory, name)
+        room = ALIGNMENT if self.nvshmem else 0  # CUDA's is aligned by itself
+        memory = _SymmetricMemory.empty_strided_p2p((nbytes + room,), (1,), torch.uint8, device)
+        alone = self.nvshmem and n_ranks == 1  # of which torch makes no NVSHMEM team
+        self.handle = None if alone else symmetric.rendezvous(memory, name)
         if _WORLD in self._groups:
             self._unregister(_WORLD)  # the user may initialise torch.distributed later
-        self.bases = [int(address or 0) for address in self.handle.buffer_ptrs]
+        self.bases = [int(address or 0) for address in ([memory.data_ptr()] if alone else self.handle.buffer_ptrs)]
         far = [str(peer) for peer, base in enumerate(self.bases) if not base]
         if far:
             raise ShmemError(
@@ -91,8 +94,16 @@ class SharedMemory:
                 "network alone: give all ranks GPUs of one host, or of one NVLink domain",
                 -3,
             )
+        skipped = -self.bases[rank] % ALIGNMENT if self.nvshmem else 0
+        if self.nvshmem:  # its own heaps are aligned, so that all ranks skip as much
+            store.set(f"{name}/skipped/{rank}", str(skipped))
+            said = [int(store.get(f"{name}/skipped/{peer}")) for peer in range(n_ranks)]
+            if len(set(said)) > 1:
+                raise ShmemError(f"rank {rank}: NVSHMEM placed the heaps differently: {said} bytes to a multiple of 2 MiB", -3)
+        self.bases = [base + skipped for base in self.bases]
+        own = _tensor_at(self.bases[rank], nbytes, memory) if self.nvshmem else memory
         self.tensors = [
-            memory if peer == rank else self.handle.get_buffer(peer, (nbytes,), torch.uint8) for peer in range(n_ranks)
+            own if peer == rank else self.handle.get_buffer(peer, (nbytes,), torch.uint8, skipped) for peer in range(n_ranks)
         ]
 
     def _register(self, name, group):
@@ -126,6 +137,16 @@ class SharedMemory:
         self._unregister(*self._groups)
         if self.nvshmem:
             _kept[self.key] = self
+
+
+def _tensor_at(address, nbytes, memory):
+    """uint8 [nbytes] at an address inside `memory`, with a storage that begins there."""
+
+    class Place:
+        __cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
+        keeps = memory
+
+    return torch.as_tensor(Place(), device=memory.device)
 
 
 def _gloo_group(name, rank, n_ranks, store, timeout):

@@ -26,6 +26,7 @@ class Memory:
         monkeypatch.setattr(symmetric, "is_nvshmem_available", lambda: True)
         monkeypatch.setattr(symmetric, "_SymmetricMemory", self)
         monkeypatch.setattr(nvidia_memory, "_gloo_group", self.group)
+        monkeypatch.setattr(nvidia_memory, "_tensor_at", lambda address, nbytes, memory: memory[:nbytes])
         monkeypatch.setattr(nvidia_memory, "_kept", {})
 
     def group(self, name, rank, n_ranks, store, timeout):
@@ -50,7 +51,8 @@ class Memory:
         self.calls.append(("rendezvous", name, self.world_is_known()))
         return self
 
-    def get_buffer(self, peer, size, dtype):
+    def get_buffer(self, peer, size, dtype, storage_offset=0):
+        assert (self.addresses[peer] + storage_offset) % (nvidia_memory.ALIGNMENT if self.selected == "NVSHMEM" else 1) == 0
         return torch.full(size, peer, dtype=dtype)
 
     @staticmethod
@@ -62,8 +64,18 @@ class Memory:
         return True
 
 
-def share(rank=0, n_ranks=2, nbytes=64):
-    return nvidia_memory.share(rank, n_ranks, nbytes, torch.device("cpu"), HashStore(), 5)
+class Store(HashStore):
+    """In which the other ranks have said what this one says."""
+
+    def get(self, key):
+        return self.said
+
+    def set(self, key, value):
+        self.said = value
+
+
+def share(rank=0, n_ranks=2, nbytes=64, store=None):
+    return nvidia_memory.share(rank, n_ranks, nbytes, torch.device("cpu"), store or Store(), 5)
 
 
 def test_an_unknown_heap_is_refused_with_the_choices(monkeypatch):
@@ -97,13 +109,13 @@ def test_the_heap_is_torchs_cuda_memory_by_default_and_when_asked_for(monkeypatc
 
 
 def test_what_the_user_selected_in_torch_holds_when_nothing_is_asked_for(monkeypatch):
-    memory = Memory(monkeypatch, [4096, 8192], "NVSHMEM")
+    memory = Memory(monkeypatch, [4096, (2 << 20) + 4096], "NVSHMEM")
     monkeypatch.delenv("TRITON_DIST_NVIDIA_HEAP", raising=False)
     assert share().nvshmem and memory.selected == "NVSHMEM"
 
 
 def test_nvshmem_finds_the_world_while_it_allocates_and_not_after(monkeypatch):
-    memory = Memory(monkeypatch, [4096, 8192])
+    memory = Memory(monkeypatch, [4096, (2 << 20) + 4096])
     monkeypatch.setenv("TRITON_DIST_NVIDIA_HEAP", "nvshmem")
     made = share()
     assert memory.selected == "NVSHMEM"
@@ -112,8 +124,29 @@ def test_nvshmem_finds_the_world_while_it_allocates_and_not_after(monkeypatch):
     made.close()
 
 
+def test_nvshmem_memory_is_aligned_as_heaps_are(monkeypatch):
+    Memory(monkeypatch, [(6 << 20) - 512, (40 << 20) - 512], "NVSHMEM")
+    made = share()
+    assert made.bases == [6 << 20, 40 << 20] and [one.numel() for one in made.tensors] == [64, 64]
+
+
+def test_heaps_that_nvshmem_placed_differently_are_an_error(monkeypatch):
+    Memory(monkeypatch, [4096, (2 << 20) + 4096], "NVSHMEM")
+    store = Store()
+    said = iter(["2093056", "512"])
+    monkeypatch.setattr(store, "get", lambda key: next(said), raising=False)
+    with pytest.raises(ShmemError, match="rank 0: NVSHMEM placed the heaps differently: .2093056, 512. bytes"):
+        share(store=store)
+
+
+def test_one_rank_needs_no_team_of_nvshmem(monkeypatch):
+    memory = Memory(monkeypatch, [4096], "NVSHMEM")
+    made = share(n_ranks=1)
+    assert [call[0] for call in memory.calls] == ["empty"] and made.bases[0] % nvidia_memory.ALIGNMENT == 0
+
+
 def test_nvshmem_memory_serves_the_next_heap_of_its_size(monkeypatch):
-    Memory(monkeypatch, [4096, 8192], "NVSHMEM")
+    Memory(monkeypatch, [4096, (2 << 20) + 4096], "NVSHMEM")
     first = share()
     first.close()
     other = share(nbytes=128)
@@ -130,7 +163,7 @@ def test_ranks_that_loads_and_stores_do_not_reach_are_named(monkeypatch):
 
 
 def test_nvshmem_needs_all_ranks_of_torch_distributed(monkeypatch):
-    memory = Memory(monkeypatch, [4096, 8192], "NVSHMEM")
+    memory = Memory(monkeypatch, [4096, (2 << 20) + 4096], "NVSHMEM")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
