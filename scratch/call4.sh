@@ -7,6 +7,7 @@ timeout 45 $P -k "two_streams or fit_together" python/triton_dist/test/kernels/t
 export TRITON_DIST_NVIDIA_HEAP=nvshmem
 ( NVSHMEM_DEBUG=INFO timeout 30 python3 scratch/nvshmem_probe.py > $OUT/nv1.txt 2>&1; echo "rc=$? $SECONDS s" >> $OUT/nv1.txt
   timeout 30 $T --master-port 29831 scratch/nvshmem_probe.py > $OUT/nv2.txt 2>&1; echo "rc=$? $SECONDS s" >> $OUT/nv2.txt
+  timeout 70 $P python/triton_dist/test/ascend/test_put_get.py > $OUT/nv3.txt 2>&1; echo "rc=$? $SECONDS s" >> $OUT/nv3.txt
 ) & B=$!
 while [ $SECONDS -lt 176 ] && ( kill -0 $A || kill -0 $B ) 2>/dev/null; do sleep 1; done
-for f in memcheck nv1 nv2; do echo "=== $f"; tail -40 $OUT/$f.txt | cut -c1-260; done; echo "== end $SECONDS s"
+for f in memcheck nv1 nv2 nv3; do echo "=== $f"; tail -40 $OUT/$f.txt | cut -c1-260; done; echo "== end $SECONDS s"
