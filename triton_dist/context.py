@@ -24,6 +24,8 @@ MAGIC = 0x7472_6469_7374_3031  # "trdist01"
 MAGIC_WORD, RANK, NUM_RANKS, HEAP_BYTES, DELTAS = 0, 1, 2, 3, 8
 WAIT_LIMIT, WAIT_CLOCK, WAIT_RECORDS = 4, 5, 6  # nanoseconds, two addresses
 
+MOST_RANKS = 1024  # of a team; a power of two. Behind the table there is room for a word of each of them, see `spare_words`
+
 SIGNAL_BYTES = 64  # a signal has a cache line (64-byte scalar line on Ascend) to itself
 
 # What a wait that gave up leaves behind, in int64 words, for the first of them: 1 when complete, the signal's address, wanted,
@@ -39,6 +41,11 @@ def table_words(rank, bases, heap_bytes, waits=()):
     head[MAGIC_WORD], head[RANK], head[NUM_RANKS], head[HEAP_BYTES] = MAGIC, rank, len(bases), heap_bytes
     head[WAIT_LIMIT : WAIT_LIMIT + len(waits)] = waits
     return head + [base - bases[rank] for base in bases]
+
+
+def spare_words(words):
+    """What lies behind the table's words in memory: kernels may read ahead, for a peer that their loop then does not have."""
+    return [0] * (DELTAS + MOST_RANKS - len(words))
 
 
 @dataclass(frozen=True)
