@@ -21,7 +21,8 @@ from ... import context
 from ..comparison import pending
 
 __all__ = [
-    "NAME", "WIDE", "LIMITED", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet", "dot_stored",
+    "NAME", "WIDE", "LIMITED", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet",
+    "dot_stored",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 

@@ -101,7 +101,8 @@ def poll(ptr, mask=None):
 
 @triton.jit
 def spin(ptr, value, cmp: tl.constexpr, TURNS: tl.constexpr = 0):
-    """Polls the signal until `signal <cmp> value`; with TURNS for so many turns at most. The value seen last, the same for the whole program.
+    """Polls the signal until `signal <cmp> value`; with TURNS for so many turns at most. The value seen last, the same for the
+    whole program.
 
     One warp spins, in step, the others go on to the barrier in `acquired`. A loop of `poll` would hand every value to all
     threads by way of shared memory, two barriers a turn. Here the maximum does that once, and where the value is not used, it

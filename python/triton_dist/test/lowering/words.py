@@ -153,9 +153,7 @@ def wait_default(x, sig, ctx, v, out):
 @triton.jit
 def wait_written_out(x, sig, ctx, v, out):
     i = tl.arange(0, 1024)
-    token = dl.target.poll(sig)
-    while token < v:
-        token = dl.target.poll(sig)
+    token = dl.target.spin(sig, v, "ge")
     dl.target.acquired()
     tl.store(out + i, tl.load(x + i) + token)
 
