@@ -11,9 +11,10 @@ PRODUCT_FLOPS = 6.6e6  # of a multiprocessor, a microsecond, 16-bit operands
 MEMORY_BYTES = 4.0e6  # a microsecond
 LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
 LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the end of the peer's wait
+WORTH = 0.99  # a plan of another kind must be estimated at less than this part of the other
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
-SUM_BYTES = 2 << 20  # of a part of partial sums, at least
+SLICE_BYTES, MAX_SLICES = 4 << 20, 8  # of partial sums: the least of a slice, the most slices of a rank's rows
 TILE_M, TILE_N = 128, 256
 
 
@@ -25,8 +26,29 @@ def product_us(M, N, K, dtype):
     return LAUNCH_US + max(compute, traffic)
 
 
+def rows_of_wave(N):
+    """Rows of a product with N columns whose tiles are as many as run at a time, or fewer."""
+    return max(MULTIPROCESSORS // max(math.ceil(N / TILE_N), 1), 1) * TILE_M
+
+
 def push_us(nbytes):
     return PUSH_US + nbytes / LINK_BYTES
+
+
+def first_rows(M, N, K, dtype, world):
+    """How many of its M own rows a rank multiplies before it has those of its peers, and then all others at once; M: every
+    shard is multiplied for itself, as it arrives."""
+    push = push_us(M * K * dtype.itemsize)
+    shard = product_us(M, N, K, dtype)
+    best, rows = shard + (world - 1) * max(shard, push), M
+    wave = rows_of_wave(N)
+    for first in range(0, M, wave) if world == 2 else [0]:
+        arrived = push * (world - 1)
+        own = product_us(first, N, K, dtype) if first else 0
+        us = max(own, arrived) + product_us(world * M - first, N, K, dtype)
+        if us < WORTH * best:
+            best, rows = us, first
+    return rows
 
 
 def parts_of(nbytes):
@@ -34,10 +56,20 @@ def parts_of(nbytes):
     return max(1, min(MAX_PARTS, nbytes // PART_BYTES))
 
 
-def parts_of_sum(nbytes):
-    """The same for partial sums: two parts even of small ones, since the last part's sum is what is left to do at the end;
-    seldom more, since each costs the host a dozen calls."""
-    return 1 if nbytes < 2 * SUM_BYTES else 2 if nbytes < 32 * SUM_BYTES else MAX_PARTS
+def slices_of_sum(rows, N, itemsize):
+    """[(first, last)] of the slices that a rank's rows of partial sums are pushed in: of whole waves of tiles, large enough to
+    be worth handing over, and not many, since each costs the host a few calls. At least one, empty when there are no rows."""
+    wave = rows_of_wave(N)
+    slices = max(1, min(MAX_SLICES, rows * N * itemsize // SLICE_BYTES, math.ceil(rows / wave)))
+    height = max(math.ceil(math.ceil(rows / slices) / wave), 1) * wave
+    return [(first, min(first + height, rows)) for first in range(0, rows, height)] or [(0, 0)]
+
+
+def groups_of(slices, last_apart=False):
+    """Slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the first must have
+    come when the second is multiplied. last_apart: those of the last one each for itself."""
+    groups = [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
+    return groups[:-1] + [[index] for index in groups[-1]] if last_apart else groups
 
 
 def row_parts(rows, parts):
