@@ -1,10 +1,9 @@
 """GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
 
 torch multiplies the rows that peers own, part by part, then the own ones. A copy engine pushes each part into its owner's
-buffer as soon as it is there, while the next one is multiplied. What the peers have pushed is moved into `out`, with more than
-two ranks summed on the way, and the product of the own rows is added to it as it is stored (addmm): nothing is left to be
-done after the last product. A part of the own rows begins when what it is added to has come, which is in time wherever a
-product takes longer than its push.
+buffer as soon as it is there, while the next one is multiplied. The product of the own rows is added, as it is stored, to what
+the peers have pushed (with more than two ranks, to the sum of that): nothing is left to be done after the last product. A part
+of the own rows begins when what it is added to has come, which is in time wherever a product takes longer than its push.
 
 The products follow one another on the current stream, each of whole waves of tiles (stream_costs.py): the vendor's kernels deal
 out their tiles when they start, so products at the same time do not fill each other's last waves but delay each other.
@@ -13,7 +12,7 @@ Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatte
 more than two ranks their sum once more), they are added in fp32, and the result is rounded. For one rounding in all use the
 method `kernel`.
 
-Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has moved the last call's. Within a call all that
+Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has added the last call's. Within a call all that
 peers wait for is given to the streams before the own waits.
 """
 
@@ -23,6 +22,7 @@ import triton.language as tl
 
 from triton_dist import shmem
 
+from .library_product import add_product
 from .reduce_scatter import widen
 from .stream_costs import groups_of, slices_of_sum
 
@@ -30,20 +30,16 @@ SUM_BLOCK = 2048
 
 
 @triton.jit
-def sum_others_kernel(
-    out, stride, parts, slot, N, first,
-    ME: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of a row from `first` on of `out` [.., N] = that of all slots of `parts` [WORLD, slot / N, N] but ME, added in
-    the order of ranks, in fp32, rounded once."""
-    row = tl.cast(first + tl.program_id(0), tl.int64)
-    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = lanes < N
+def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """The first n elements of slot ME = the other slots' sum in the order of ranks, in fp32, rounded once. `slot` elements
+    lie between two slots."""
+    lanes = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < n
     acc = tl.zeros((BLOCK,), tl.float32)
     for src in tl.static_range(WORLD):
         if src != ME:
-            acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + row * N + lanes, mask=inside))
-    tl.store(out + row * stride + lanes, acc.to(out.dtype.element_ty), mask=inside)
+            acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + lanes, mask=inside))
+    tl.store(parts + tl.cast(slot, tl.int64) * ME + lanes, acc.to(parts.dtype.element_ty), mask=inside)
 
 
 class GemmReduceScatterStreams:
@@ -63,7 +59,7 @@ class GemmReduceScatterStreams:
         self.groups = groups_of(len(self.slices))
         self.own_groups = groups_of(len(self.slices), results_travel)
         self.handoffs = handoffs(owner, len(self.slices))
-        self.push, self.receipts = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.push = shmem.Stream(urgent=True)
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
@@ -78,7 +74,6 @@ class GemmReduceScatterStreams:
         if not self.others:
             torch.mm(a, b, out=out)
             return
-        self.receipts.follow()  # `out` may be written
         sent = []
         for group in self.groups:
             for owner in self.others:
@@ -92,11 +87,10 @@ class GemmReduceScatterStreams:
                 self.push_slices(group, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
         start = self.rank * self.shard
         for group in self.own_groups:
-            with self.receipts:
-                self.move_what_comes(group, out)
-            self.receipts.join()
+            for writer in self.others:
+                self.handoffs.receive(writer, *group)
             first, last = self.rows_of(self.rank, group)
-            out[first:last].addmm_(a[start + first : start + last], b)
+            add_product(self.sum_of_others(first, last), a[start + first : start + last], b, out[first:last])
             finished(group)
         self.push.join()
         for writer in self.others:
@@ -111,19 +105,17 @@ class GemmReduceScatterStreams:
             there[first:last].copy_(here[first:last], non_blocking=True)
             handoffs.publish(reader, index)
 
-    def move_what_comes(self, group, out):
-        """The sum of what the peers push for the slices of a group, into those rows of `out`, one by one."""
-        for index in group:
-            for writer in self.others:
-                self.handoffs.receive(writer, index)
-            first, last = self.rows_of(self.rank, [index])
-            if self.num_ranks == 2:
-                out[first:last].copy_(self.arrived[self.others[0], first:last], non_blocking=True)
-            elif self.N and last > first:
-                sum_others_kernel[(last - first, triton.cdiv(self.N, SUM_BLOCK))](
-                    out, out.stride(0), self.arrived, self.arrived.stride(0), self.N, first,
-                    ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK,
-                )  # fmt: skip
+    def sum_of_others(self, first, last):
+        """Rows first to last of what the peers have pushed, added up."""
+        if self.num_ranks == 2:
+            return self.arrived[self.others[0], first:last]
+        rows = self.arrived[:, first:last]
+        n = rows[0].numel()
+        if n:
+            sum_others_kernel[(triton.cdiv(n, SUM_BLOCK),)](
+                rows, rows.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
+            )
+        return rows[self.rank]
 
 
 def handoffs(owner, slices):
