@@ -31,6 +31,7 @@ Heap
     word_setter(*addresses)  a function: in the order of the current stream, release, the int32 words there, of any rank,
                              become 1
     word_taker(describe, *addresses)   likewise, acquire: waits until this rank's int32 words there are 1, makes them 0
+    word_poller(describe, *addresses)   the same, where the device is idle while it waits
     end_peers()              best effort: asks the peers on this host to end
     close()                  unmaps, as far as no tensor still uses the memory
 """

@@ -167,6 +167,8 @@ class Heap:
 
         return take
 
+    word_poller = word_taker
+
     def end_peers(self):
         if self.peers:
             self.peers.end()

@@ -17,7 +17,7 @@ import torch
 
 from triton_dist import shmem
 
-from .stream_costs import first_rows, parts_of, product_us, push_us, row_parts
+from .stream_costs import LATE_US, first_rows, parts_of, product_us, push_us, row_parts
 
 
 class AllGatherGemmStreams:
@@ -31,28 +31,38 @@ class AllGatherGemmStreams:
         self.parts = row_parts(M, parts_of(M * K * dtype.itemsize))
         words = self.num_ranks * (len(self.parts) + 1)
         self.handoffs = shmem.Handoffs(len(self.parts), owner.team, owner.signals(words))
-        self.push, self.arrivals = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.push, self.publishes, self.copies = (shmem.Stream(urgent=True) for _ in range(3))
         self.first_rows = functools.cache(lambda N: first_rows(M, N, K, dtype, self.num_ranks))
+        pushes = push_us(M * K * dtype.itemsize) * (self.num_ranks - 1) + LATE_US
+        self.hurry = functools.cache(lambda first, N: product_us(first, N, K, dtype) < pushes)
         peers = [shmem.peer_tensor(self.gathered, peer, owner.team) for peer in range(self.num_ranks)]
         self.there = [[peer[self.rank, first:last] for first, last in self.parts] for peer in peers]
 
     def __call__(self, a, b, out):
         others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
+        first = self.first_rows(b.shape[1])
+        hurry = self.hurry(first, b.shape[1])  # a push that begins late would end after the product
+        if hurry:
+            for reader in others:
+                self.handoffs.claim(reader, idle=True)
         self.push.follow()
         with self.push:
             for reader in reversed(others):  # rank - 1 needs this shard first
-                self.handoffs.claim(reader)
-                for part, (first, last) in enumerate(self.parts):
-                    self.there[reader][part].copy_(a[first:last], non_blocking=True)
-                    self.handoffs.publish(reader, part)
-        first = self.first_rows(b.shape[1])
+                if not hurry:
+                    self.handoffs.claim(reader)
+                for part, (start, end) in enumerate(self.parts):
+                    self.there[reader][part].copy_(a[start:end], non_blocking=True)
+                    self.publishes.follow()
+                    with self.publishes:
+                        self.handoffs.publish(reader, part)
         if first < self.M:
             self.rest_at_once(a, b, out, others, first)
         else:
             self.one_by_one(a, b, out, others)
         for writer in others:
             self.handoffs.release(writer)
-        self.push.join()  # `a` has been read
+        if others:
+            self.publishes.join()  # `a` has been read
 
     def one_by_one(self, a, b, out, others):
         """The own shard, then the peers'."""
@@ -64,7 +74,7 @@ class AllGatherGemmStreams:
         for writer in others:
             for piece in [[part] for part in parts] if behind else [parts]:
                 first, last = self.parts[piece[0]][0], self.parts[piece[-1]][1]
-                self.handoffs.receive(writer, *piece)
+                self.handoffs.receive(writer, *piece, idle=True)
                 torch.mm(self.gathered[writer, first:last], b, out=rows[writer][first:last])
 
     def rest_at_once(self, a, b, out, others, first):
@@ -73,12 +83,12 @@ class AllGatherGemmStreams:
         own, kept, rest = (0, first), (first, M), (first, total)
         if self.rank:
             own, kept, rest = (M - first, M), (0, M - first), (0, total - first)
-        self.arrivals.follow()
+        self.copies.follow()
+        with self.copies:
+            self.gathered[self.rank, slice(*kept)].copy_(a[slice(*kept)], non_blocking=True)
         if first:
             torch.mm(a[slice(*own)], b, out=out[start + own[0] : start + own[1]])
-        with self.arrivals:
-            self.gathered[self.rank, slice(*kept)].copy_(a[slice(*kept)], non_blocking=True)
-            for writer in others:
-                self.handoffs.receive(writer, *range(len(self.parts)))
-        self.arrivals.join()
+        for writer in others:
+            self.handoffs.receive(writer, *range(len(self.parts)), idle=True)
+        self.copies.join()
         torch.mm(self.gathered.view(total, self.K)[slice(*rest)], b, out=out[slice(*rest)])

@@ -29,16 +29,15 @@ class GemmAllReduceStreams:
         def push(group):
             self.push.follow()
             with self.push:
-                for reader in others:
-                    scatter.push_slices(group, me, self.handoffs, reader, shards[me], self.there[reader])
+                for index in group:
+                    for reader in others:
+                        scatter.push_slice(index, me, self.handoffs, reader, shards[me], self.there[reader])
 
         scatter(a, b, shards[me], push)
         for index in range(len(scatter.slices)):
             for writer in others:
                 first, last = scatter.rows_of(writer, [index])
-                self.handoffs.receive(writer, index)
+                self.handoffs.receive(writer, index, idle=True)
                 shards[writer][first:last].copy_(self.gathered[writer, first:last], non_blocking=True)
         for writer in others:
             self.handoffs.release(writer)
-        if others:
-            self.push.join()

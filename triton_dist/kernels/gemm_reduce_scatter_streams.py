@@ -46,7 +46,7 @@ class GemmReduceScatterStreams:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; and as many of its own.
 
     S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones. All are cut into the same slices of S, which are
-    pushed one by one; a product is of one or more slices.
+    multiplied and pushed one by one; products of the own rows are of one or more slices.
     """
 
     def __init__(self, owner, M, N, dtype, results_travel=False):
@@ -56,10 +56,9 @@ class GemmReduceScatterStreams:
         self.shard = -(-M // self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard, N), dtype)
         self.slices = slices_of_sum(self.shard, N, dtype.itemsize)
-        self.groups = groups_of(len(self.slices))
         self.own_groups = groups_of(len(self.slices), results_travel)
         self.handoffs = handoffs(owner, len(self.slices))
-        self.push = shmem.Stream(urgent=True)
+        self.push, self.publishes = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
@@ -75,34 +74,36 @@ class GemmReduceScatterStreams:
             torch.mm(a, b, out=out)
             return
         sent = []
-        for group in self.groups:
+        for index in range(len(self.slices)):
             for owner in self.others:
-                first, last = self.rows_of(owner, group)
+                first, last = self.rows_of(owner, [index])
                 start = owner * self.shard
                 torch.mm(a[start + first : start + last], b, out=self.partial[owner, first:last])
-                sent.append((owner, group, self.push.mark()))
+                sent.append((index, owner, self.push.mark()))
         with self.push:
-            for owner, group, mark in sent:
+            for index, owner, mark in sent:
                 self.push.follow(mark)
-                self.push_slices(group, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
+                self.push_slice(index, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
         start = self.rank * self.shard
         for group in self.own_groups:
             for writer in self.others:
-                self.handoffs.receive(writer, *group)
+                self.handoffs.receive(writer, *group, idle=True)
             first, last = self.rows_of(self.rank, group)
             add_product(self.sum_of_others(first, last), a[start + first : start + last], b, out[first:last])
             finished(group)
-        self.push.join()
+        self.publishes.join()
         for writer in self.others:
             self.handoffs.release(writer)
 
-    def push_slices(self, group, owner, handoffs, reader, here, there):
-        """Gives the current stream the copies of the owner's rows of a group of slices, `here`, into a reader's memory."""
-        for index in group:
-            first, last = self.rows_of(owner, [index])
-            if index == 0:
-                handoffs.claim(reader)
-            there[first:last].copy_(here[first:last], non_blocking=True)
+    def push_slice(self, index, owner, handoffs, reader, here, there):
+        """Gives the current stream the copy of the owner's rows of a slice, `here`, into a reader's memory. Its publishing goes
+        to a stream of its own: the next copy need not wait for that."""
+        first, last = self.rows_of(owner, [index])
+        if index == 0:
+            handoffs.claim(reader)
+        there[first:last].copy_(here[first:last], non_blocking=True)
+        self.publishes.follow()
+        with self.publishes:
             handoffs.publish(reader, index)
 
     def sum_of_others(self, first, last):

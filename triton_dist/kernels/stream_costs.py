@@ -4,6 +4,7 @@ They depend on shapes alone, so all ranks that give the same shapes choose alike
 multiprocessors, NVLink 18 links): measured rates, see benchmarks/README.md. Only their ratios matter for a choice.
 """
 
+import itertools
 import math
 
 MULTIPROCESSORS = 132
@@ -14,8 +15,10 @@ LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the e
 WORTH = 0.99  # a plan of another kind must be estimated at less than this part of the other
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
-SLICE_BYTES, MAX_SLICES = 4 << 20, 8  # of partial sums: the least of a slice, the most slices of a rank's rows
-TILE_M, TILE_N = 128, 256
+SLICE_BYTES, MAX_SLICES = 4 << 20, 4  # of partial sums: the least of a slice, the most slices of a rank's rows
+TILE_M, TILE_N = 256, 128  # of the vendor's kernels
+FULL = 0.93  # of a device's tiles in whole waves, at least
+LATE_US = 90.0  # that a stream may wait longer for a word than it must
 
 
 def product_us(M, N, K, dtype):
@@ -26,9 +29,18 @@ def product_us(M, N, K, dtype):
     return LAUNCH_US + max(compute, traffic)
 
 
-def rows_of_wave(N):
-    """Rows of a product with N columns whose tiles are as many as run at a time, or fewer."""
-    return max(MULTIPROCESSORS // max(math.ceil(N / TILE_N), 1), 1) * TILE_M
+def rows_of_waves(waves, N):
+    """Rows of a product with N columns whose tiles are as many as run in so many waves, or fewer; 0 when it takes more."""
+    return waves * MULTIPROCESSORS // max(math.ceil(N / TILE_N), 1) * TILE_M
+
+
+def full_waves(N):
+    """The fewest waves that rows of whole tiles fill."""
+    columns = max(math.ceil(N / TILE_N), 1)
+    waves = 1
+    while rows_of_waves(waves, N) // TILE_M * columns < FULL * waves * MULTIPROCESSORS:
+        waves += 1
+    return waves
 
 
 def push_us(nbytes):
@@ -41,8 +53,10 @@ def first_rows(M, N, K, dtype, world):
     push = push_us(M * K * dtype.itemsize)
     shard = product_us(M, N, K, dtype)
     best, rows = shard + (world - 1) * max(shard, push), M
-    wave = rows_of_wave(N)
-    for first in range(0, M, wave) if world == 2 else [0]:
+    for waves in itertools.count():
+        first = rows_of_waves(waves, N)
+        if first >= M or (waves and world > 2):
+            break
         arrived = push * (world - 1)
         own = product_us(first, N, K, dtype) if first else 0
         us = max(own, arrived) + product_us(world * M - first, N, K, dtype)
@@ -57,17 +71,17 @@ def parts_of(nbytes):
 
 
 def slices_of_sum(rows, N, itemsize):
-    """[(first, last)] of the slices that a rank's rows of partial sums are pushed in: of whole waves of tiles, large enough to
-    be worth handing over, and not many, since each costs the host a few calls. At least one, empty when there are no rows."""
-    wave = rows_of_wave(N)
-    slices = max(1, min(MAX_SLICES, rows * N * itemsize // SLICE_BYTES, math.ceil(rows / wave)))
-    height = max(math.ceil(math.ceil(rows / slices) / wave), 1) * wave
+    """[(first, last)] of the slices that a rank's rows of partial sums are multiplied and pushed in: of whole waves of tiles,
+    and large enough to be worth handing over. At least one, empty when there are no rows."""
+    height = rows_of_waves(full_waves(N), N)
+    least = max(rows / MAX_SLICES, SLICE_BYTES / max(N * itemsize, 1))
+    height *= math.ceil(least / height) or 1
     return [(first, min(first + height, rows)) for first in range(0, rows, height)] or [(0, 0)]
 
 
 def groups_of(slices, last_apart=False):
-    """Slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the first must have
-    come when the second is multiplied. last_apart: those of the last one each for itself."""
+    """A rank's own slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the
+    first must have come when its product begins. last_apart: those of the last one each for itself."""
     groups = [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
     return groups[:-1] + [[index] for index in groups[-1]] if last_apart else groups
 

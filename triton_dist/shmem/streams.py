@@ -63,6 +63,10 @@ class Handoffs:
                 ... reads ...
                 release(writer)          all parts may be written again
 
+    idle=True: the device has nothing else to do until the wait is over. On nvidia a program then polls, and sees the word
+    within a microsecond or two; else no multiprocessor is needed, but a wait that began in vain can last 90 us longer than
+    it must.
+
     Each word is 0 or 1, set by one side and taken back by the other, so nothing counts calls, and a captured CUDA graph
     replays right. Every part must be published and received once between claim and release.
 
@@ -90,27 +94,29 @@ class Handoffs:
         def free(writer, reader):
             return start[writer] + (ranks * parts + reader) * width
 
-        def claimer(reader):
-            return heap.word_taker(lambda: f"for rank {reader} to empty rank {me}'s part buffer", free(me, reader))
+        takers = {False: heap.word_taker, True: heap.word_poller}
 
-        def receiver(writer, *some):
+        def claimer(reader, idle):
+            return takers[idle](lambda: f"for rank {reader} to empty rank {me}'s part buffer", free(me, reader))
+
+        def receiver(writer, idle, *some):
             text = f"for part {' and '.join(map(str, some))} of rank {writer}, at rank {me}"
-            return heap.word_taker(lambda: text, *(full(me, writer, part) for part in some))
+            return takers[idle](lambda: text, *(full(me, writer, part) for part in some))
 
         peers = range(ranks)
-        self._claim = [claimer(reader) for reader in peers]
+        self._claim = functools.cache(claimer)
         self._publish = [[heap.word_setter(full(reader, me, part)) for part in range(parts)] for reader in peers]
         self._receive = functools.cache(receiver)
         self._release = [heap.word_setter(free(writer, me)) for writer in peers]
 
-    def claim(self, reader):
-        self._claim[reader]()
+    def claim(self, reader, idle=False):
+        self._claim(reader, idle)()
 
     def publish(self, reader, part):
         self._publish[reader][part]()
 
-    def receive(self, writer, *parts):
-        self._receive(writer, *parts)()
+    def receive(self, writer, *parts, idle=False):
+        self._receive(writer, idle, *parts)()
 
     def release(self, writer):
         self._release[writer]()
