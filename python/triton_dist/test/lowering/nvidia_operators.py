@@ -91,6 +91,9 @@ class Heap:
     def limit_waits(self, seconds):
         pass
 
+    def recorder(self):
+        return None
+
     def close(self):
         pass
 
