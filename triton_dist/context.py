@@ -8,6 +8,7 @@ team ranks.
     RANK            this rank in the team
     NUM_RANKS       ranks of the team
     HEAP_BYTES      bytes of the symmetric heap of each rank
+    WAIT_*          what a kernel's wait needs that may end by a limit of time, see language/patience.py; 0 elsewhere
     DELTAS + r      base of team rank r's heap minus the base of this rank's heap, in bytes (a multiple of 64)
 
 A peer's copy of a symmetric address is therefore `ptr + ctx[DELTAS + peer] // itemsize`: one load and one addition.
@@ -21,15 +22,30 @@ from dataclasses import dataclass, field
 
 MAGIC = 0x7472_6469_7374_3031  # "trdist01"
 MAGIC_WORD, RANK, NUM_RANKS, HEAP_BYTES, DELTAS = 0, 1, 2, 3, 8
+WAIT_LIMIT, WAIT_CLOCK, WAIT_RECORDS = 4, 5, 6  # nanoseconds, two addresses
+
+MOST_RANKS = 1024  # of a team; a power of two. Behind the table there is room for a word of each of them, see `spare_words`
 
 SIGNAL_BYTES = 64  # a signal has a cache line (64-byte scalar line on Ascend) to itself
 
+# What a wait that gave up leaves behind, in int64 words, for the first of them: 1 when complete, the signal's address, wanted,
+# seen, an index into COMPARES, nanoseconds waited, program ids (3), programs of the grid (3).
+WAIT_RECORDS_KEPT, WAIT_RECORD_WORDS = 64, 16
+COMPARES = ("ge", "gt", "eq", "ne", "le", "lt")
 
-def table_words(rank, bases, heap_bytes):
-    """The words of the context table: `rank` is the team rank, `bases` the heap base of each team rank as mapped here."""
+
+def table_words(rank, bases, heap_bytes, waits=()):
+    """The words of the context table: `rank` is the team rank, `bases` the heap base of each team rank as mapped here,
+    `waits` the words from WAIT_LIMIT on, where the platform has them."""
     head = [0] * DELTAS
     head[MAGIC_WORD], head[RANK], head[NUM_RANKS], head[HEAP_BYTES] = MAGIC, rank, len(bases), heap_bytes
+    head[WAIT_LIMIT : WAIT_LIMIT + len(waits)] = waits
     return head + [base - bases[rank] for base in bases]
+
+
+def spare_words(words):
+    """What lies behind the table's words in memory: kernels may read ahead, for a peer that their loop then does not have."""
+    return [0] * (DELTAS + MOST_RANKS - len(words))
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,21 @@ Heap
     tensor(rank)             rank's heap as one uint8 tensor
     exchange(team, text, describe, timeout)   collective: every member's text in team order. A full barrier: what a
                              member wrote (device work included) before the call is visible to all after it
-    limit_waits(seconds)     how long a wait in a kernel may last, where the platform bounds it; None: the default
+    limit_waits(seconds)     how long a wait in a kernel may last, where the platform bounds it; None: the default. Returns
+                             the words WAIT_* of context tables, where kernels need them, else None
+    check_waits()            WaitTimeoutError when a wait in a kernel has given up, where that does not raise by itself
     counter(team_id)         starting point of this rank's arrivals in a new team of this id
     put / get(dst, src, nbytes, peer, blocking)   the symmetric side given by this rank's own address
     put_signal(dst, src, nbytes, signal, value, add, itemsize, peer, blocking)
     wait_signal(address, compare, value, itemsize, describe, timeout)
     stream(urgent)           a queue of work beside the current one: follow(), join(), mark(), and a context manager
                              (shmem/streams.py)
-    set_word(address)        in the order of the current stream, release: the int32 there, of any rank, becomes 1
-    take_word(address, describe)   likewise, acquire: waits until this rank's int32 there is 1, and makes it 0
+    recorder()               record(give): a function that does again what give() gives to streams, nested(): whether that
+                             is being recorded already; None where the platform cannot
+    word_setter(*addresses)  a function: in the order of the current stream, release, the int32 words there, of any rank,
+                             become 1
+    word_taker(describe, *addresses)   likewise, acquire: waits until this rank's int32 words there are 1, makes them 0
+    word_poller(describe, *addresses)   the same, where the device is idle while it waits
     end_peers()              best effort: asks the peers on this host to end
     close()                  unmaps, as far as no tensor still uses the memory
 """

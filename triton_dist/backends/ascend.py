@@ -190,6 +190,9 @@ class Heap:
     def limit_waits(self, seconds):
         pass  # a kernel's wait is not bounded on a device
 
+    def check_waits(self):
+        pass  # a kernel's wait is not bounded on a device
+
     def counter(self, team_id):
         return 0
 
@@ -230,6 +233,9 @@ class Heap:
 
     def stream(self, urgent):
         raise errors.UnsupportedError("ascend: work and signals in the order of streams are not available: torch_npu has none")
+
+    def recorder(self):
+        return None
 
     def end_peers(self):
         if self.control:

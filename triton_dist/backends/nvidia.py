@@ -1,19 +1,17 @@
-"""The nvidia platform: a heap is one allocation of torch's symmetric memory, peers are mapped over NVLink or PCIe.
+"""The nvidia platform: a heap is one allocation of torch's symmetric memory (nvidia_memory.py), peers are mapped over NVLink
+or PCIe."""
 
-One host through the CUDA backend; several through torch's NVSHMEM backend (`symm_mem.set_backend("NVSHMEM")` before
-init)."""
-
-import datetime
-import itertools
+import json
 import os
 
 import torch
 
-from .. import errors
-from . import nvidia_stream, processes
+from .. import context, errors
+from ..limits import wait_timeout
+from . import nvidia_graph, nvidia_memory, nvidia_queue, nvidia_stream, nvidia_waits, processes
 from .store import StoreControl
 
-_group = itertools.count()
+_abandoned = []  # memory that a stuck kernel may still use, so nobody may free it
 
 
 class Platform:
@@ -48,6 +46,7 @@ class Platform:
                 "at most "
                 f"{count} (torchrun --nproc-per-node={count}), or set TRITON_DIST_BACKEND=cpu"
             )
+        nvidia_memory.choice()
         torch.cuda.set_device(local)
         return torch.device("cuda", local)
 
@@ -61,13 +60,11 @@ class Heap:
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
         self.descriptor = {"process": processes.identity(), "device": str(getattr(properties, "uuid", self.device))}
-        self.handle = self.control = self._tensors = self._group = None
+        self.descriptor["memory"] = nvidia_memory.choice()
+        self.memory = self.control = self._tensors = self.waits = None
+        self._stuck, self._limit = False, None
 
     def connect(self, descriptors, store, timeout):
-        from torch._C import _distributed_c10d as c10d
-        from torch.distributed import _symmetric_memory as symmetric
-        from torch.distributed._symmetric_memory import _SymmetricMemory
-
         seen = {}
         for rank, one in enumerate(descriptors):
             place = one["process"]["host"], one["device"]
@@ -79,27 +76,18 @@ class Heap:
                     -1,
                 )
             seen[place] = rank
-        # A group of our own, over the CPU alone: the user's process groups, if any, are left alone. torch 2.11 takes
-        # rank, size and store from the registered group, older ones from the group info.
-        name = f"triton_dist.{next(_group)}"
-        self._group = c10d.ProcessGroup(store, self.rank, self.n_ranks)
-        gloo = c10d.ProcessGroupGloo(store, self.rank, self.n_ranks, datetime.timedelta(seconds=timeout))
-        self._group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
-        self._group._set_group_name(name)
-        c10d._register_process_group(name, self._group)
-        _SymmetricMemory.set_group_info(name, self.rank, self.n_ranks, store)
-        # what symm_mem.empty does without its memory pool, which could place us inside a shared segment
-        memory = _SymmetricMemory.empty_strided_p2p((self.nbytes,), (1,), torch.uint8, self.device)
-        self.handle = symmetric.rendezvous(memory, name)
-        self.bases = [int(address) for address in self.handle.buffer_ptrs]
+        kinds = [one["memory"] for one in descriptors]
+        if len(set(kinds)) > 1:
+            listed = ", ".join(f"rank {rank}: {kind or 'unset'}" for rank, kind in enumerate(kinds))
+            raise errors.ShmemError(f"TRITON_DIST_NVIDIA_HEAP must be equal on all ranks ({listed})", -1)
+        self.memory = nvidia_memory.share(self.rank, self.n_ranks, self.nbytes, self.device, store, timeout)
+        self.bases = self.memory.bases
         self.span = (min(self.bases), max(self.bases) + self.nbytes)
-        self._tensors = [
-            memory if peer == self.rank else self.handle.get_buffer(peer, (self.nbytes,), torch.uint8)
-            for peer in range(self.n_ranks)
-        ]
+        self._tensors = self.memory.tensors
         self.control = StoreControl(store, self.rank, [one["process"] for one in descriptors])
         self._side = torch.cuda.Stream(self.device)
         self._seen = torch.empty(1, dtype=torch.int64).pin_memory()
+        self._queues = nvidia_queue.Queues(self.device)
 
     def mapped_by_all(self):
         pass
@@ -108,11 +96,52 @@ class Heap:
         return self._tensors[rank]
 
     def exchange(self, team, text, describe, timeout=None):
-        torch.cuda.synchronize(self.device)
-        return self.control.exchange(team, text, describe, timeout)
+        limit = wait_timeout(timeout)
+        trouble = self._trouble(nvidia_waits.device_rests, limit, describe)
+        # A little longer than a peer waits for its own device: so a peer that is in trouble comes, and says so.
+        later = limit + 3 * nvidia_waits.GRACE_S
+        said = [json.loads(one) for one in self.control.exchange(team, json.dumps([trouble, text]), describe, limit=later)]
+        troubles = [one[0] for one in said if one[0]]
+        if troubles:
+            raise errors.WaitTimeoutError("\n".join(troubles))
+        return [one[1] for one in said]
+
+    def _trouble(self, rests, limit, describe):
+        """Waits for the device, or a stream of it: `rests(device, seconds)`. None, or what is wrong: waits of kernels that
+        gave up, a device that is still busy."""
+        seconds, error = limit + (nvidia_waits.GRACE_S if self.waits else 0), None
+        try:
+            done = rests(self.device, 0.2 if self._stuck else seconds)
+        except RuntimeError as lost:  # wrong results that are addresses make more errors
+            if not (self.waits and self.waits.report()):
+                raise
+            done, error = True, lost
+        self._stuck = not done
+        gave_up = self.waits and self.waits.report()
+        if gave_up:
+            return gave_up + (f"\n  then: {error}" if error else "")
+        if done:
+            return None
+        lines = [f"\n  rank {self.rank}: {line}" for line in nvidia_waits.signals_now(self.tensor(self.rank), self._side)]
+        advice = "" if self.waits else "; with it set, kernels say what they wait for"
+        return (
+            f"rank {self.rank}: its device is still busy after {seconds:g} s (TRITON_DIST_WAIT_TIMEOUT sets the limit"
+            f"{advice})\n  rank {self.rank}: {describe()}. Its signals hold:" + "".join(lines or [" (there are none)"])
+        )
 
     def limit_waits(self, seconds):
-        pass  # a kernel's wait is not bounded on a device
+        self._limit = seconds
+        limit = nvidia_waits.kernel_waits_limit(seconds)
+        if limit is None:
+            return None
+        self.waits = nvidia_waits.KernelWaits.on(self.rank, limit, self.device)
+        words = context.table_words(self.rank, self.bases, self.nbytes, self.waits.words)
+        self._table = torch.tensor(words, dtype=torch.int64, device=self.device)
+        return self.waits.words
+
+    def check_waits(self):
+        if self.waits:
+            self.waits.check()
 
     def counter(self, team_id):
         return 0
@@ -132,16 +161,22 @@ class Heap:
     def _at(self, address, peer):
         return address + self.bases[peer] - self.bases[self.rank]
 
-    def _copy(self, dst, src, nbytes, blocking):
+    def _copy(self, call, dst, src, nbytes, blocking):
         self._bytes(dst, nbytes).copy_(self._bytes(src, nbytes), non_blocking=True)
         if blocking:
-            torch.cuda.current_stream(self.device).synchronize()
+            self._finish_stream(call)
+
+    def _finish_stream(self, call):
+        """Waits for the current stream: WaitTimeoutError when it stands still."""
+        trouble = self._trouble(nvidia_waits.stream_rests, wait_timeout(self._limit), lambda: f"in shmem's {call}")
+        if trouble:
+            raise errors.WaitTimeoutError(trouble)
 
     def put(self, dst, src, nbytes, peer, blocking):
-        self._copy(self._at(dst, peer), src, nbytes, blocking)
+        self._copy("put", self._at(dst, peer), src, nbytes, blocking)
 
     def get(self, dst, src, nbytes, peer, blocking):
-        self._copy(dst, self._at(src, peer), nbytes, blocking)
+        self._copy("get", dst, self._at(src, peer), nbytes, blocking)
 
     def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
         from .nvidia_signal import publish
@@ -151,7 +186,7 @@ class Heap:
         word = self._bytes(self._at(signal, peer), itemsize).view(torch.int32 if itemsize == 4 else torch.int64)
         publish[(1,)](word, value, ADD=add, num_warps=1)
         if blocking:
-            torch.cuda.current_stream(self.device).synchronize()
+            self._finish_stream("put with a signal")
 
     def wait_signal(self, address, compare, value, itemsize, describe, timeout=None):
         word = self._bytes(address, itemsize).view(torch.int32 if itemsize == 4 else torch.int64)
@@ -166,15 +201,38 @@ class Heap:
 
     # -- streams
     def stream(self, urgent):
-        return _Stream(self.device, urgent)
+        return nvidia_queue.Queue(self._queues, urgent)
 
-    def set_word(self, address):
-        nvidia_stream.write(torch.cuda.current_stream(self.device).cuda_stream, address, 1)
+    def recorder(self):
+        return nvidia_graph.Recorder(self._queues)
 
-    def take_word(self, address, describe):
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        nvidia_stream.wait(stream, address, 1)
-        nvidia_stream.write(stream, address, 0)
+    def word_setter(self, *addresses):
+        """A function that sets the words to 1 in the order of the current stream."""
+        return self._giver(nvidia_stream.batch(*((nvidia_stream.WRITE, address, 1) for address in addresses)))
+
+    def word_taker(self, describe, *addresses):
+        """A function that waits in the order of the current stream until the words are 1, and takes them back to 0."""
+        if self.waits:  # the driver's wait has no limit
+            return self.word_poller(describe, *addresses)
+        pairs = [[(nvidia_stream.WAIT, address, 1), (nvidia_stream.WRITE, address, 0)] for address in addresses]
+        return self._giver(nvidia_stream.batch(*sum(pairs, [])))
+
+    def word_poller(self, describe, *addresses):
+        """As word_taker, by a program of one warp. A stream that waits for a word which is not yet set looks again 45 to 90 us
+        later when the device is busy; a program looks every microsecond, but needs a multiprocessor."""
+        from .nvidia_signal import take, take_limited
+
+        steps = {after - before for before, after in zip(addresses, addresses[1:])}
+        if len(steps) > 1:
+            each = [self.word_poller(describe, address) for address in addresses]
+            return lambda: [one() for one in each]
+        words = addresses[0], max(steps, default=0), len(addresses)
+        if self.waits:
+            return lambda: take_limited[(1,)](*words, self._table, num_warps=1)
+        return lambda: take[(1,)](*words, num_warps=1)
+
+    def _giver(self, batch):
+        return lambda: nvidia_stream.give(torch.cuda.current_stream(self.device).cuda_stream, batch)
 
     def end_peers(self):
         if self.control:
@@ -182,31 +240,15 @@ class Heap:
 
     def close(self):
         if self.control:
-            torch.cuda.synchronize(self.device)
-            self.control.close()
-        if self._group is not None:
-            from torch._C import _distributed_c10d as c10d
-
-            c10d._unregister_process_group(self._group.group_name)
-        self.handle = self.control = self._tensors = self._group = None
-
-
-class _Stream:
-    def __init__(self, device, urgent):
-        self.device, self.stream = device, torch.cuda.Stream(device, priority=-1 if urgent else 0)
-        self.guard = torch.cuda.stream(self.stream)
-
-    def follow(self, mark=None):
-        self.stream.wait_event(mark or self.mark())
-
-    def mark(self):
-        return torch.cuda.current_stream(self.device).record_event()
-
-    def join(self):
-        torch.cuda.current_stream(self.device).wait_event(self.stream.record_event())
-
-    def __enter__(self):
-        self.guard.__enter__()
-
-    def __exit__(self, *exc):
-        self.guard.__exit__(*exc)
+            try:
+                if not nvidia_waits.device_rests(self.device, 0.2 if self._stuck else wait_timeout(self._limit)):
+                    _abandoned.append((self.memory, self.waits, self._queues))
+                else:
+                    self._queues.close()
+            finally:
+                self.control.close()
+        if self.waits:
+            self.waits.close()
+        if self.memory:
+            self.memory.close()
+        self.memory = self.control = self._tensors = self.waits = None

@@ -21,7 +21,7 @@ class StoreControl:
         self.peers = processes.Peers(rank, identities)
         self.world, self.failed = len(identities), False
 
-    def exchange(self, team, text, describe, timeout=None):
+    def exchange(self, team, text, describe, timeout=None, limit=None):
         """Every member's text, in team order."""
         prefix = f"exchange/{team.serial}/"
         keys = [f"{prefix}{team.epoch}/{member}" for member in team.members]
@@ -34,7 +34,7 @@ class StoreControl:
         try:
             self.store.set(mine, text)
             try:
-                self.wait(lambda: self.store.check(keys), lambda: describe() + missing(), timeout)
+                self.wait(lambda: self.store.check(keys), lambda: describe() + missing(), timeout, limit)
             except BaseException:
                 self.store.delete_key(mine)
                 raise
@@ -53,9 +53,10 @@ class StoreControl:
         team.epoch += 1
         return said
 
-    def wait(self, ready, describe, timeout=None):
-        """Returns when `ready()`; PeerLostError or WaitTimeoutError otherwise."""
-        limit, start = wait_timeout(timeout), time.monotonic()
+    def wait(self, ready, describe, timeout=None, limit=None):
+        """Returns when `ready()`; PeerLostError or WaitTimeoutError otherwise: after `limit` seconds, None: after
+        wait_timeout(timeout)."""
+        limit, start = limit or wait_timeout(timeout), time.monotonic()
         last = start
         while not ready():
             now = time.monotonic()

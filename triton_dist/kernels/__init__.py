@@ -4,12 +4,14 @@ from .all_gather import AllGatherContext, all_gather, create_all_gather_context
 from .all_reduce import AllReduceContext, all_reduce, create_all_reduce_context
 from .all_to_all import AllToAllContext, all_to_all, all_to_all_v, create_all_to_all_context
 from .allgather_gemm import AllGatherGemmContext, allgather_gemm, create_allgather_gemm_context
+from .arguments import concurrent
 from .barrier import BarrierContext, barrier, create_barrier_context
 from .broadcast import BroadcastContext, broadcast, create_broadcast_context
 from .gemm_allreduce import GemmAllReduceContext, create_gemm_allreduce_context, gemm_allreduce
 from .gemm_reduce_scatter import GemmReduceScatterContext, create_gemm_reduce_scatter_context, gemm_reduce_scatter
 from .moe_combine import MoeCombineContext, create_moe_combine_context, moe_combine
-from .moe_dispatch import MoeDispatchContext, MoeDispatchHandle, create_moe_dispatch_context, moe_dispatch
+from .moe_dispatch import create_moe_dispatch_context, moe_dispatch
+from .moe_dispatch_context import MoeDispatchContext, MoeDispatchHandle
 from .qkv_all_to_all import (
     QkvAllToAllContext,
     attention_output_all_to_all,
@@ -47,6 +49,7 @@ __all__ = [
     "attention_output_all_to_all",
     "barrier",
     "broadcast",
+    "concurrent",
     "create_all_gather_context",
     "create_all_reduce_context",
     "create_all_to_all_context",

@@ -1,5 +1,7 @@
 """What the operators' contexts check of their arguments, and what they choose when the user leaves a choice open."""
 
+import contextlib
+
 import numpy as np
 import torch
 
@@ -94,14 +96,39 @@ def need_apart(call, out, inputs, name="out"):
         need(call, not overlap(out, tensor), f"{name} and {other} overlap: give {name} memory of its own")
 
 
+_operators_at_once = 1
+
+
+@contextlib.contextmanager
+def concurrent(operators):
+    """Contexts that are created in a `with kernels.concurrent(n):` take an n-th of the device each, where no `programs` is
+    given, so that n of them can run at the same time, on n streams.
+
+    Programs of an operator wait for those of its peers. Two operators that each fill the device therefore hang when one rank
+    begins with the one and another rank with the other, and nothing orders the streams of different ranks. Where calls follow
+    one another on one stream, or by events, this is not needed, nor for the methods `streams` and `sequence`.
+
+    Args:
+        operators: how many, 1 or more; equal on all ranks. Nested, the innermost holds.
+    """
+    global _operators_at_once
+    before, _operators_at_once = _operators_at_once, need_int("concurrent", "operators", operators, 1)
+    try:
+        yield
+    finally:
+        _operators_at_once = before
+
+
 def device_programs():
     """Programs of a grid that suit this process's platform: those of all ranks wait for one another, so there are no more of
-    them than the device runs at a time."""
+    them than the device runs at a time, see `concurrent`."""
     if triton_dist.backend == "cpu":
-        return 2
-    if triton_dist.backend == "nvidia":
-        return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return 20
+        at_once = 2
+    elif triton_dist.backend == "nvidia":
+        at_once = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    else:
+        at_once = 20
+    return max(at_once // _operators_at_once, 1)
 
 
 def checked_config(call, defaults, config, programs, options=(), least=None):
@@ -129,7 +156,7 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
 
 
 # Methods that need what only some platforms have: tensor descriptors, streams with handoffs, 64-bit words written as one.
-NOT_ON_ASCEND = ("tma", "streams", "flagged", "pipelined")
+NOT_ON_ASCEND = ("tma", "streams", "flagged", "sentinel", "pipelined")
 
 
 def platform_problem(method):

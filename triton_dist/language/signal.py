@@ -7,13 +7,15 @@ wait with `ge`: a value left by the last call then never satisfies a wait, and a
 import triton
 import triton.language as tl
 
-from .. import context
+from .. import context, patience
 from . import target
+from .comparison import pending
 from .device_function import device_function
 from .rma import num_ranks, put, symm_at
 
 _SIGNAL_BITS = tl.constexpr(context.SIGNAL_BYTES * 8)
 _SET, _GE = tl.constexpr("set"), tl.constexpr("ge")  # Triton 3.6 takes no plain str as a default
+_LIMITED = target.LIMITED  # a global of its own, so that it is part of the key of what is cached
 _LANES = tl.constexpr(32)  # signals handled at a time where the target is WIDE
 
 
@@ -84,30 +86,13 @@ def notify_all(sig, ctx, value=1, op: tl.constexpr = _SET):
             notify(sig, peer, ctx, value, op)
 
 
-@triton.jit
-def _pending(seen, value, cmp: tl.constexpr):
-    if cmp == "ge":
-        return seen < value
-    elif cmp == "gt":
-        return seen <= value
-    elif cmp == "eq":
-        return seen != value
-    elif cmp == "ne":
-        return seen == value
-    elif cmp == "le":
-        return seen > value
-    else:
-        tl.static_assert(cmp == "lt", f'dl.wait, dl.test: cmp is "ge", "gt", "eq", "ne", "le" or "lt", not "{cmp}"')
-        return seen >= value
-
-
 @device_function(target.body("wait"))
 def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
     """Blocks this program until this rank's signal compares true.
 
     Args:
         sig: pointer to an int32 or int64 signal of this rank.
-        value: integer scalar to compare with: the wait ends when `signal <cmp> value`.
+        value: integer scalar, converted to the signal's dtype: the wait ends when `signal <cmp> value`.
         ctx: context table.
         cmp: "ge", "gt", "eq", "ne", "le" or "lt". With "eq" a peer that signals twice can be missed.
         n: number of consecutive signals (64 bytes apart) to wait for, all with the same value; at least 1.
@@ -122,21 +107,41 @@ def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
     """
     _require_signal(sig, "wait")
     if isinstance(n, tl.tensor):
-        token = _wait_many(sig, value, cmp, n)
+        token = _wait_many(sig, value, ctx, cmp, n)
     else:
         if n == 1:
-            token = target.poll(sig)
-            while _pending(token, value, cmp):
-                token = target.poll(sig)
+            if _LIMITED:
+                token = _wait_limited(sig, value, ctx, cmp)
+            else:
+                token = target.spin(sig, value, cmp)
         else:
-            token = _wait_many(sig, value, cmp, n)
+            token = _wait_many(sig, value, ctx, cmp, n)
     target.acquired()
     return token
 
 
 @triton.jit
-def _wait_many(sig, value, cmp: tl.constexpr, n):
+def _wait_limited(sig, value, ctx, cmp: tl.constexpr):
+    token = target.spin(sig, value, cmp, patience.TURNS)
+    waiting = pending(token, value, cmp).to(tl.int32)
+    start = tl.full((), 0, tl.int64)
+    while waiting > 0:
+        start, over = patience.lost(start, ctx)
+        if over == 1:
+            patience.give_up(sig, value, token, cmp, start, ctx)
+        if over > 0:
+            waiting = 0
+        else:
+            token = target.spin(sig, value, cmp, patience.TURNS)
+            waiting = pending(token, value, cmp).to(tl.int32)
+    return token
+
+
+@triton.jit
+def _wait_many(sig, value, ctx, cmp: tl.constexpr, n):
     token = tl.full((), 0, sig.dtype.element_ty)
+    if _LIMITED:
+        turns, start = 0, tl.full((), 0, tl.int64)
     if target.WIDE:
         lanes = tl.arange(0, _LANES)
         for first in range(0, n, _LANES):
@@ -145,12 +150,22 @@ def _wait_many(sig, value, cmp: tl.constexpr, n):
             waiting = 1
             while waiting > 0:  # carries scalars alone: Triton 3.6 fails on a block carried round a while
                 seen = target.poll(signals, ours)
-                waiting = tl.sum((ours & _pending(seen, value, cmp)).to(tl.int32), 0)
+                waiting = tl.sum((ours & pending(seen, value, cmp)).to(tl.int32), 0)
                 token = tl.sum(tl.where(first + lanes == n - 1, seen, 0), 0)
+                if _LIMITED:
+                    turns += 1
+                    if (waiting > 0) & (turns % patience.TURNS == 0):
+                        start, over = patience.lost(start, ctx)
+                        if over == 1:  # the first signal that has not come
+                            late = tl.min(tl.where(ours & pending(seen, value, cmp), lanes, _LANES - 1), 0)
+                            found = tl.sum(tl.where(lanes == late, seen, 0), 0)
+                            patience.give_up(signal_at(sig, first + late), value, found, cmp, start, ctx)
+                        if over > 0:
+                            waiting = 0
     else:
         for i in range(0, n):
             token = target.poll(signal_at(sig, i))
-            while _pending(token, value, cmp):
+            while pending(token, value, cmp):
                 token = target.poll(signal_at(sig, i))
     return token
 
@@ -166,7 +181,7 @@ def test(sig, value, ctx, cmp: tl.constexpr = _GE):
     _require_signal(sig, "test")
     seen = target.poll(sig)
     target.acquired()
-    return _pending(seen, value, cmp) == 0
+    return pending(seen, value, cmp) == 0
 
 
 @device_function(target.body("consume_token"))

@@ -52,11 +52,12 @@ from .rma import (
     aclshmemx_putmem_signal,
     aclshmemx_putmem_signal_nbi,
 )
-from .streams import Handoffs, Stream
+from .streams import Handoffs, Stream, recorder
 from .teams import (
     aclshmem_team_get_config,
     barrier_all,
     check_alike,
+    check_waits,
     gather,
     context,
     my_pe,
@@ -106,6 +107,7 @@ __all__ = [
     "aclshmemx_putmem_signal_nbi",
     "barrier_all",
     "check_alike",
+    "check_waits",
     "codes",
     "context",
     "create_signals",
@@ -116,6 +118,7 @@ __all__ = [
     "pe_count",
     "peer_tensor",
     "process_group_backend",
+    "recorder",
     "set_conf_store_tls",
     "set_log_level",
     "team_destroy",

@@ -175,8 +175,9 @@ def context(team=codes.TEAM_WORLD):
     found = made.team(team, call)
     if found.table is None:
         bases = [made.heap.bases[member] for member in found.members]
-        words = table.table_words(found.rank, bases, made.nbytes)
-        found.table = torch.tensor(words, dtype=torch.int64, device=made.heap.device)
+        words = table.table_words(found.rank, bases, made.nbytes, made.wait_words)
+        room = torch.tensor(words + table.spare_words(words), dtype=torch.int64, device=made.heap.device)
+        found.table = room[: len(words)]
     return found.table
 
 
@@ -187,6 +188,15 @@ def barrier_all(team=codes.TEAM_WORLD):
     call = f"barrier_all({team})"
     made = world.current(call)
     made.collective(call, made.team(team, call))
+
+
+def check_waits():
+    """Raises WaitTimeoutError when a wait in a kernel of this rank has given up; it names the program, the signal, the values
+    wanted and seen. Asks no peer and waits for nothing, so synchronize first.
+
+    For `nvidia` with TRITON_DIST_WAIT_TIMEOUT set, after kernels or graph replays that no call of this module follows:
+    collective calls and blocking copies look by themselves. Elsewhere it does nothing: on cpu the launch itself raises."""
+    world.current("check_waits()").heap.check_waits()
 
 
 def check_alike(call, team=codes.TEAM_WORLD, problem=None):

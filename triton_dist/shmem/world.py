@@ -58,7 +58,7 @@ class World:
 
         self.heap, self.rank, self.n_ranks, self.nbytes = heap, heap.rank, heap.n_ranks, heap.nbytes
         self.wait_limit = wait_limit  # seconds, None: the default
-        heap.limit_waits(wait_limit)
+        self.wait_words = heap.limit_waits(wait_limit) or ()
         self.status = codes.InitStatus.SHM_CREATED
         self.allocator = Allocator(heap.nbytes)
         self.heap_map = table.HeapMap(heap.rank, heap.bases, heap.nbytes, heap.span)

@@ -12,6 +12,7 @@ from triton_dist.kernels.all_reduce import METHODS as ALL_REDUCE_METHODS
 from triton_dist.kernels.allgather_gemm import METHODS as ALLGATHER_GEMM_METHODS
 from triton_dist.kernels.gemm_allreduce import METHODS as GEMM_ALLREDUCE_METHODS
 from triton_dist.kernels.gemm_reduce_scatter import METHODS as GEMM_REDUCE_SCATTER_METHODS
+from triton_dist.kernels.moe_dispatch import METHODS as MOE_DISPATCH_METHODS
 from triton_dist.shmem import world
 
 import numpy as np
@@ -39,6 +40,7 @@ METHODS = {
     "allgather_gemm": ALLGATHER_GEMM_METHODS,
     "gemm_reduce_scatter": GEMM_REDUCE_SCATTER_METHODS,
     "gemm_allreduce": GEMM_ALLREDUCE_METHODS,
+    "moe_dispatch": MOE_DISPATCH_METHODS,
 }
 
 
@@ -105,8 +107,9 @@ def every_method():
         for method in METHODS.get(name, (None,)):
             given = {} if method is None else dict(method=method)
             yield f"{name} {method or ''}", lambda create=create, given=given: create(fp16, 0, **given)
-    dispatch = CREATE["moe_dispatch"](fp16, 0)
-    yield "moe_combine", lambda: kernels.create_moe_combine_context(dispatch)
+    for method in MOE_DISPATCH_METHODS:
+        dispatch = CREATE["moe_dispatch"](fp16, 0, method=method)
+        yield f"moe_combine {method}", lambda dispatch=dispatch: kernels.create_moe_combine_context(dispatch)
     yield "barrier", kernels.create_barrier_context
 
 
@@ -238,3 +241,31 @@ def compared_calls():
 
 def test_calls_are_compared_on_request(ranks):
     ranks(2).run(compared_calls, timeout=60)
+
+
+def half_of_the_device():
+    programs = {}
+    for name, n in (("alone", 1), ("two", 2), ("many", 1000)):
+        with kernels.concurrent(n):
+            contexts = [kernels.create_all_gather_context(1000, fp32)]
+            contexts.append(kernels.create_allgather_gemm_context(16, 16, fp32, method="kernel"))
+            contexts.append(kernels.create_all_gather_context(1000, fp32, programs=3))
+        programs[name] = [contexts[0].programs, contexts[1].run.programs, contexts[2].programs]
+        for context in contexts:
+            context.free()
+    with kernels.concurrent(2):
+        with pytest.raises(ZeroDivisionError), kernels.concurrent(1):
+            raise ZeroDivisionError
+        context = kernels.create_all_gather_context(1000, fp32)
+    programs["nested"] = context.programs
+    with pytest.raises(ValueError, match="rank 0: concurrent: operators is 0"), kernels.concurrent(0):
+        pass
+    return programs
+
+
+def test_concurrent_operators_share_the_programs_that_the_device_runs_at_a_time(ranks):
+    (programs,) = ranks(1).run(half_of_the_device)
+    alone = programs["alone"][0]
+    assert programs["alone"] == [alone, alone, 3]
+    assert programs["two"] == [alone // 2, alone // 2, 3] and programs["nested"] == alone // 2
+    assert programs["many"] == [1, 1, 3]

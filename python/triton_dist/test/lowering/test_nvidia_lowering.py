@@ -193,6 +193,10 @@ def test_copies_stay_16_bytes_wide_across_the_translation(code, word, dtype):
     assert_wide(code(f"{word} {dtype}"))
 
 
+def test_a_put_with_its_signal_is_as_wide_as_a_put(code):
+    assert_wide(code("put_signal"))
+
+
 def test_put_is_wide_whatever_the_kind_of_n(code):
     assert_wide(code("put n of int64"))
     assert_wide(code("put defaults"), in_a_loop=False)  # 4 blocks, unrolled

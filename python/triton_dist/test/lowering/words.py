@@ -1,6 +1,6 @@
 """Every word of the device language in a small kernel, compiled for a GPU that need not be here.
 
-    python words.py nvidia|ascend OUT.json
+    python words.py nvidia|ascend OUT.json [CASE ...]
 
 writes {case: {"ptx": text} or {"error": text of the exception and its causes}}. Under `ascend` the words of that target
 go through stock Triton's front end, which is where its refusals are raised. The tests beside this file read the JSON.
@@ -147,6 +147,15 @@ def wait_default(x, sig, ctx, v, out):
     i = tl.arange(0, 1024)
     token = dl.wait(dl.signal_at(sig, 3), v, ctx)
     tl.store(out + i, tl.load(dl.consume_token(x, token) + i) + token)
+
+
+@case("wait written out", "x: *i32, sig: *i32, ctx: *i64, v: i32, out: *i32")
+@triton.jit
+def wait_written_out(x, sig, ctx, v, out):
+    i = tl.arange(0, 1024)
+    token = dl.target.spin(sig, v, "ge")
+    dl.target.acquired()
+    tl.store(out + i, tl.load(x + i) + token)
 
 
 for compare in COMPARES:
@@ -363,12 +372,12 @@ def causes(error):
         error = error.__cause__ or error.__context__
 
 
-def main(out):
+def main(out, *names):
     triton.runtime.driver.set_active(Driver())
     results = {}
-    for name, arguments in CASES.items():
+    for name in names or CASES:
         try:
-            results[name] = {"ptx": compile_case(*arguments)}
+            results[name] = {"ptx": compile_case(*CASES[name])}
         except Exception as error:
             results[name] = {"error": "\n".join(causes(error))}
     with open(out, "w") as file:
@@ -376,4 +385,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    main(*sys.argv[2:])
