@@ -37,6 +37,7 @@ from .arguments import (
     checked_method,
     chosen_method,
     device_programs,
+    name_of,
     need,
     need_apart,
     need_dtype,
@@ -242,7 +243,8 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r}"
     if method is None:
         suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
-        method = chosen_method(name, METHODS, suited, *given)
+        key = dict(dtype=name_of(dtype), M=M, K=K)
+        method = chosen_method(name, METHODS, suited, *given, team, "allgather_gemm", key)
     return torch_ops.register(AllGatherGemmContext(M, K, dtype, team, config, programs, method))
 
 

@@ -46,6 +46,7 @@ from .arguments import (
     checked_method,
     chosen_method,
     device_programs,
+    name_of,
     need,
     need_apart,
     need_dtype,
@@ -152,7 +153,7 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
+def settle(function, operator, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
     """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
     supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     with agreement(function, team) as agreed:
@@ -170,7 +171,8 @@ def settle(function, M, N, dtype, team, config, programs, method, methods, strea
         tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
         large = shard * N * dtype.itemsize >= streams_bytes
         suited = "streams" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
-        method = chosen_method(function, methods, suited, *given)
+        possible, key = [one for one in methods if one != "tma" or tiled], dict(dtype=name_of(dtype), M=M, N=N)
+        method = chosen_method(function, possible, suited, *given, team, operator, key)
     return M, N, config, programs, method
 
 
@@ -275,7 +277,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     alike, before anybody communicates.
     """
     name = "create_gemm_reduce_scatter_context"
-    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    M, N, config, programs, method = settle(name, "gemm_reduce_scatter", M, N, dtype, team, config, programs, method, METHODS)
     return torch_ops.register(GemmReduceScatterContext(M, N, dtype, team, config, programs, method))
 
 

@@ -39,11 +39,15 @@ def distance(measured, wanted):
 
 
 def nearest(entries, wanted):
-    """The entries that are nearest to the key `wanted`: several where it leaves sizes open. The first ones of equals."""
+    """The entries that are nearest to the key `wanted`: several where it leaves sizes open. The first one of each key."""
     found = [(distance(entry["key"], wanted), entry) for entry in entries]
     found = [(d, entry) for d, entry in found if d is not None]
     least = min((d for d, _ in found), default=None)
-    return [entry for d, entry in found if d == least]
+    near = []
+    for d, entry in found:
+        if d == least and all(entry["key"] != one["key"] for one in near):
+            near.append(entry)
+    return near
 
 
 def best(tables):
