@@ -63,7 +63,7 @@ def main(argv=None):
     attr = shmem.InitAttr(my_rank=rank, n_ranks=dist.get_world_size(), local_mem_size=args.heap_bytes)
     if shmem.aclshmem_init(attr) != 0:
         raise SystemExit(f"rank {rank}: aclshmem_init failed: {shmem.last_error()}")
-    start, failed, ratios = time.monotonic(), 0, {}
+    start, done, failed, ratios = time.monotonic(), 0, 0, {}
     for operator in args.operators:
         for dtype in args.dtype:
             for shape in args.shapes or defaults(operator, triton_dist.backend == "cpu"):
@@ -79,12 +79,14 @@ def main(argv=None):
                     failed += 1
                     say(rank, f"{operator} {shape} {dtype}: {error}")
                     continue
+                done += 1
                 say(rank, f"{operator} {found}")
                 if rank == 0 and args.output:
                     tables.merge(args.output, [found.entry])
                 best = next(one.microseconds for one in found.timings if one.candidate == found.best)
                 for way, us in (found.baseline or {}).items():
                     ratios.setdefault((operator, way), []).append(us / max(best[way], 1e-3))
+    say(rank, f"{done} shapes in {time.monotonic() - start:.1f} s")
     for (operator, way), some in ratios.items():
         say(rank, f"{operator}, {way}: {len(some)} shapes, {min(some):.2f}x to {max(some):.2f}x of torch.distributed's way")
     shmem.aclshmem_finalize()

@@ -1,0 +1,160 @@
+"""What contexts with method=None choose from measured times, alike on all ranks; the command that measures them."""
+
+import json
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import shmem
+from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
+from triton_dist.kernels.arguments import chosen_method
+from triton_dist.tune import OPERATORS, tune
+from triton_dist.tune.__main__ import main
+from triton_dist.tune.shapes import defaults
+from triton_dist.tuning import cache, entries, identity, lookup
+
+import torch
+
+pytestmark = pytest.mark.dist
+
+METHODS = ("kernel", "tma", "streams", "sequence")
+KEY = dict(dtype="bfloat16", M=64, N=64)
+
+
+def best_is(method, world=2, **key):
+    times = {**dict(kernel=4.0, tma=3.0, streams=3.0, sequence=2.0), method: 1.0}
+    rows = [dict(candidate=dict(method=one), microseconds=dict(queued=us)) for one, us in times.items()]
+    where = "NVIDIA H200", world, {**KEY, "K": 64, **key}, identity.operators_digest()
+    return entries.make("gemm_reduce_scatter", *where, rows)
+
+
+def chosen(suited="sequence", team=0, methods=METHODS, config=None, **key):
+    """As an nvidia platform with an H200 would choose."""
+    with (
+        mock.patch.object(triton_dist, "backend", "nvidia"),
+        mock.patch.object(identity, "device_name", lambda: "NVIDIA H200"),
+    ):
+        return chosen_method("create_x_context", methods, suited, config, None, team, "gemm_reduce_scatter", {**KEY, **key})
+
+
+def own_caches(folder):
+    me = shmem.my_pe()
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder / str(me))
+    found = [chosen()]  # nobody has measured: the estimate
+    if me == 1:
+        cache.write(best_is("tma"))
+    found.append(chosen())  # the first rank alone counts
+    if me == 0:
+        cache.write(best_is("streams"))
+    found.append(chosen())
+    found.append(chosen(config=dict(BLOCK_M=64)))  # the user's config is the portable kernel's
+    found.append(chosen(methods=("kernel", "sequence")))  # what is not possible is not chosen
+    found.append(chosen(suited="sequence" if me else "tma", M=9999))  # even an estimate is the first rank's
+    return found
+
+
+def test_the_first_ranks_cache_chooses_for_all(ranks, tmp_path):
+    found = ranks(2).run(own_caches, tmp_path)
+    assert found[0] == found[1] == ["sequence", "sequence", "streams", "kernel", "sequence", "tma"]
+
+
+def teams(folder):
+    me = shmem.my_pe()
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder / str(me))
+    pair, alone = shmem.team_split_strided(0, 0, 1, 2), shmem.team_split_strided(0, 2, 1, 1)
+    team = pair if me < 2 else alone
+    if me == 0:
+        cache.write(best_is("streams"))
+    found = [chosen(team=team)]
+    if me == 2:
+        cache.write(best_is("streams", world=1))
+    return [*found, chosen(team=team)]
+
+
+def test_teams_that_would_choose_differently_take_the_portable_kernel(ranks, tmp_path):
+    assert ranks(3).run(teams, tmp_path) == [["kernel", "streams"]] * 3
+
+
+def measured_on_cpu(folder):
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder)
+    found = tune("gemm_reduce_scatter", (20, 8, 16), torch.float16, samples=1)
+    assert found.baseline is None and [one.candidate["method"] for one in found.timings] == list(METHODS)
+    assert all(one.microseconds or "tma" in str(one.candidate) for one in found.timings)
+    assert tune("gemm_reduce_scatter", (20, 8, 16), torch.float16, samples=1).origin == "cache"
+    key = dict(dtype="float16", M=20, N=8)
+    assert lookup("gemm_reduce_scatter", key, shmem.pe_count()) == found.best
+    with pytest.raises(ValueError, match="the shape is .*: give M, N, K"):
+        tune("gemm_reduce_scatter", (20, 8), torch.float16)
+    with pytest.raises(ValueError, match="the operator is 'gemm': give one of"):
+        tune("gemm", (20, 8, 4), torch.float16)
+    context = create_gemm_reduce_scatter_context(20, 8, torch.float16, **found.best)
+    a, b = torch.ones(20, 16).half(), torch.ones(16, 8).half()
+    assert (gemm_reduce_scatter(a, b, context) == 16 * shmem.pe_count()).all()
+    return found.best
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_program_tunes_and_its_contexts_find_it(world, ranks, tmp_path):
+    if triton_dist.backend != "cpu":
+        pytest.skip("the candidates are those of the cpu platform")
+    found = ranks(world).run(measured_on_cpu, tmp_path, timeout=120)
+    assert all(one == found[0] for one in found)
+
+
+def command(*arguments, folder, world=2):
+    environment = {**os.environ, "TRITON_DIST_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    return subprocess.run(
+        [*start, "-m", "triton_dist.tune", *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_command_measures_every_operator_and_writes_a_table(tmp_path):
+    file = tmp_path / "tables" / "here.json"
+    ran = command(*OPERATORS, "--samples", "1", "--output", str(file), folder=tmp_path / "cache")
+    assert ran.returncode == 0, ran.stderr
+    found = entries.read_file(file)
+    assert {one["operator"] for one in found} == set(OPERATORS)
+    for one in found:
+        assert one["world"] == 2 and any("microseconds" in row for row in one["timings"])
+        assert f"{one['operator']} dtype=bfloat16" in ran.stdout
+    assert not (tmp_path / "cache").exists()
+    assert "of torch.distributed's way" in ran.stdout
+
+
+def test_the_command_keeps_shapes_in_the_cache_and_measures_them_once(tmp_path):
+    arguments = ("gemm_allreduce", "--shapes", "8,8,8", "16,8,8", "--dtype", "fp16", "--samples", "1")
+    first, second = (command(*arguments, folder=tmp_path) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.count("(measured)") == 2 and second.stdout.count("(cache)") == 2
+    keys = [json.loads(path.read_text())["entries"][0]["key"] for path in tmp_path.glob("tuned/gemm_allreduce/*.json")]
+    assert sorted(key["M"] for key in keys) == [8, 16]
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["gemm"], "invalid choice: 'gemm'"),
+        (["gemm_allreduce", "--shapes", "8,8"], "gemm_allreduce takes M,N,K"),
+        (["gemm_allreduce", "--shapes", "8,x,8"], "no list of whole numbers"),
+        (["gemm_allreduce"], "torchrun --nproc-per-node=2"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_its_arguments(arguments, text, monkeypatch, capsys):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2 and text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_default_shapes_have_the_operators_sizes(operator):
+    for on_cpu in (False, True):
+        shapes = defaults(operator, on_cpu)
+        assert shapes and len(set(shapes)) == len(shapes)
+        assert all(len(shape) == len(OPERATORS[operator].sizes) for shape in shapes)
