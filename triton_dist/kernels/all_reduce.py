@@ -42,11 +42,12 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
+from triton_dist.tuning import crossover, measured
 
 from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
-from .arguments import need, platform_problem
+from .arguments import name_of, need, of_first_ranks, platform_problem
 from .channels import ChannelContext, end_epoch, next_epoch, round_up
 from .operator_context import begin, operands_of, passed_before
 from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
@@ -222,6 +223,17 @@ def in_order_of(method, parts, op="sum"):
     return torch.cat(shares).view(parts[0].shape)
 
 
+def flagged_bytes(team, dtype):
+    """Bytes of a message up to which `flagged` is the fastest method: as measured (see `tuning.lookup`), else FLAGGED_BYTES.
+    Collective over all ranks of the heap."""
+    found, world = None, shmem.team_n_pes(team)
+    if shmem.team_my_pe(team) == 0:
+        entries = measured("all_reduce", dict(dtype=name_of(dtype)), world)
+        found = crossover(entries, "bytes", dict(method="flagged"))
+    found = of_first_ranks("create_all_reduce_context: flagged", team, found)
+    return FLAGGED_BYTES // max(world - 1, 1) if found is None else found
+
+
 class AllReduceContext(ChannelContext):
     """What `all_reduce` needs besides its operands. Made by `create_all_reduce_context`."""
 
@@ -238,13 +250,16 @@ class AllReduceContext(ChannelContext):
             method = "mesh" if tuned or triton_dist.backend != "nvidia" else "by size"
         self.method, self.flagged, self.pipelined = method, None, None
         world = self.num_ranks
+        self.flagged_bytes = FLAGGED_BYTES // max(world - 1, 1)
         if method == "flagged":
             self.flagged = AllReduceFlagged(self, max_elements, block)
         elif method == "pipelined":
             self.pipelined = AllReducePipelined(self, max_elements, programs, block)
         elif method == "by size":
-            if dtype.itemsize in (2, 4):
-                self.flagged = AllReduceFlagged(self, min(max_elements, self.flagged_elements()))
+            self.flagged_bytes = flagged_bytes(team, dtype)
+            most = min(max_elements, self.flagged_elements())
+            if dtype.itemsize in (2, 4) and most:
+                self.flagged = AllReduceFlagged(self, most)
             # chosen by the largest team, so that all ranks allocate alike
             if max(shmem.gather("create_all_reduce_context: ranks", world)) <= PIPELINED_RANKS:
                 self.pipelined = AllReducePipelined(self, max_elements)
@@ -262,7 +277,7 @@ class AllReduceContext(ChannelContext):
             self.buffers.append(self.signals(self.programs * 2 * (world - 1)))
 
     def flagged_elements(self):
-        return FLAGGED_BYTES // max(self.num_ranks - 1, 1) // self.dtype.itemsize
+        return self.flagged_bytes // self.dtype.itemsize
 
     def special(self, n):
         """The method for a message of n elements that is no kernel of this file, or None. The same on all ranks."""

@@ -165,7 +165,26 @@ def chosen_method(call, methods, suited, config, programs, team, operator, key):
     elif shmem.team_my_pe(team) == 0:
         found = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: candidate.get("method") in methods)
         suited = found["method"] if found else suited
+    chosen = of_first_ranks(f"{call}: method", team, suited)
+    return methods[0] if chosen is None else chosen
+
+
+def tuned_arguments(call, operator, team, key, names):
+    """What was measured to be the best for `key`: a dict of some of the arguments `names` of the operator's create function,
+    alike on all ranks of the heap; {} elsewhere than on nvidia, where nothing was measured, where the teams of the heap differ,
+    and when key is None, because the user leaves no choice. Collective over all ranks of the heap on nvidia."""
+    if triton_dist.backend != "nvidia":
+        return {}
+    found = None
+    if key is not None and shmem.team_my_pe(team) == 0:
+        found = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: set(candidate) <= set(names))
+    return of_first_ranks(f"{call}: tuned arguments", team, found) or {}
+
+
+def of_first_ranks(call, team, value):
+    """The `value` (anything JSON) of the team's first rank, whose cache of measured times counts; None when the first ranks of
+    the teams have different ones, since all ranks of the heap allocate alike. Collective over all ranks of the heap."""
     first = shmem.team_translate_pe(team, 0, 0)
-    said = shmem.gather(f"{call}: method", [first, suited])
-    chosen = {said[one][1] for one, _ in said}
-    return chosen.pop() if len(chosen) == 1 else methods[0]
+    said = shmem.gather(call, [first, value])
+    values = [said[one][1] for one, _ in said]
+    return values[0] if all(one == values[0] for one in values) else None

@@ -3,7 +3,6 @@
     torchrun --nproc-per-node=2 -m triton_dist.tune gemm_reduce_scatter --shapes 8192,4096,2048
 """
 
-from .operators import OPERATORS
-from .tuner import tune
+from .tuner import OPERATORS, tune
 
 __all__ = ["OPERATORS", "tune"]

@@ -7,7 +7,16 @@ import triton_dist
 from triton_dist import shmem
 from triton_dist.tuning import autotune, identity
 
-from .operators import OPERATORS
+from .collectives import AllGather, AllReduce, ReduceScatter
+from .experts import MoeCombine, MoeDispatch
+from .gemms import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+
+OPERATORS = {
+    one.name: one
+    for one in (
+        AllGatherGemm, GemmReduceScatter, GemmAllReduce, AllReduce, AllGather, ReduceScatter, MoeDispatch, MoeCombine,
+    )
+}  # fmt: skip
 
 
 def tune(operator, shape, dtype, team=0, ways=None, samples=9, candidates=None, cached=True, again=False):
@@ -30,7 +39,7 @@ def tune(operator, shape, dtype, team=0, ways=None, samples=9, candidates=None, 
     problem = _problem(operator, shape, dtype)
     shmem.check_alike(f"tune({operator!r}, {shape!r}, {dtype})", team, problem)
     one = OPERATORS[operator](tuple(shape), dtype, team)
-    baseline = one.baseline if team == 0 and dist.is_initialized() else None
+    baseline = one.baseline if one.compared and team == 0 and dist.is_initialized() else None
     return autotune(
         operator,
         one.candidates() if candidates is None else candidates,

@@ -19,6 +19,6 @@ docs/tuning.md tells the whole.
 """
 
 from .autotuner import Timing, Tuned, autotune
-from .lookup import lookup
+from .lookup import crossover, lookup, measured
 
-__all__ = ["Timing", "Tuned", "autotune", "lookup"]
+__all__ = ["Timing", "Tuned", "autotune", "crossover", "lookup", "measured"]

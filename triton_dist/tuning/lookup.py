@@ -1,5 +1,7 @@
 """What was measured before for an operator of this library: by the user, else in the tables that come with it."""
 
+import math
+
 from . import buckets, cache, entries, identity, tables
 
 
@@ -27,7 +29,25 @@ def lookup(operator, key, world, fits=lambda candidate: True):
 
 
 def measured(operator, key, world):
-    """All entries of the same dtype and buckets as what `key` has, for choices that no single size settles. As `lookup`."""
+    """All entries of what `key` has, for a choice by the size of a call, which the key leaves out. As `lookup`."""
     device = identity.device_name()
     found = cache.read(operator, device, world, identity.operators_digest()) + tables.shipped(operator, device, world)
     return [entry for entry in found if buckets.distance(entry["key"], key) is not None]
+
+
+def crossover(found, size, candidate):
+    """The largest value of `size` up to which the candidate is the best of what was measured: half way, in octaves, between the
+    last entry for which it is and the next one; 0 when it is not the best of the first. None when fewer than two sizes were."""
+    by_size = {}
+    for entry in found:
+        by_size.setdefault(entry["key"].get(size), entry)  # the user's go first
+    if len(by_size) < 2 or not all(map(buckets.is_size, by_size)):
+        return None
+    last = 0
+    for value in sorted(by_size):
+        candidates = [timing["candidate"] for timing in by_size[value]["timings"]]
+        index = buckets.best([entries.table(by_size[value], candidates)])
+        if index is None or candidates[index] != candidate:
+            return int(math.sqrt(last * value))
+        last = value
+    return last

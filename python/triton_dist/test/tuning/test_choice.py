@@ -1,5 +1,6 @@
 """What contexts with method=None choose from measured times, alike on all ranks; the command that measures them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
-from triton_dist.kernels.arguments import chosen_method
+from triton_dist.kernels.all_reduce import FLAGGED_BYTES, flagged_bytes
+from triton_dist.kernels.arguments import chosen_method, tuned_arguments
 from triton_dist.tune import OPERATORS, tune
 from triton_dist.tune.__main__ import main
 from triton_dist.tune.shapes import defaults
@@ -34,10 +36,7 @@ def best_is(method, world=2, **key):
 
 def chosen(suited="sequence", team=0, methods=METHODS, config=None, **key):
     """As an nvidia platform with an H200 would choose."""
-    with (
-        mock.patch.object(triton_dist, "backend", "nvidia"),
-        mock.patch.object(identity, "device_name", lambda: "NVIDIA H200"),
-    ):
+    with h200():
         return chosen_method("create_x_context", methods, suited, config, None, team, "gemm_reduce_scatter", {**KEY, **key})
 
 
@@ -77,6 +76,46 @@ def teams(folder):
 
 def test_teams_that_would_choose_differently_take_the_portable_kernel(ranks, tmp_path):
     assert ranks(3).run(teams, tmp_path) == [["kernel", "streams"]] * 3
+
+
+def h200():
+    """As if the platform were nvidia with an H200."""
+    both = contextlib.ExitStack()
+    both.enter_context(mock.patch.object(triton_dist, "backend", "nvidia"))
+    both.enter_context(mock.patch.object(identity, "device_name", lambda: "NVIDIA H200"))
+    return both
+
+
+def made_of(operator, times, **key):
+    """An entry; times: [(candidate, microseconds)]."""
+    rows = [dict(candidate=candidate, microseconds=dict(queued=us)) for candidate, us in times]
+    return entries.make(operator, "NVIDIA H200", 2, dict(dtype="bfloat16", **key), identity.operators_digest(), rows)
+
+
+def grids(folder):
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder)
+    names, key = ("programs", "block"), dict(dtype="bfloat16", bytes=4096)
+    if shmem.my_pe() == 0:
+        times = [({}, 2.0), (dict(programs=16, block=2048), 1.0), (dict(method="other"), 0.5)]
+        cache.write(made_of("all_gather", times, bytes=4096))
+        for power, best in enumerate(("flagged", "flagged", "mesh", "flagged"), 10):
+            other = "mesh" if best == "flagged" else "flagged"
+            times = [(dict(method=best), 1.0), (dict(method=other), 2.0)]
+            cache.write(made_of("all_reduce", times, bytes=4**power))
+    shmem.barrier_all()
+    with h200():
+        found = [tuned_arguments("create_x", "all_gather", 0, key, names)]
+        found.append(tuned_arguments("create_x", "all_gather", 0, None if shmem.my_pe() else key, names))  # as the first rank
+        found.append(tuned_arguments("create_x", "all_gather", 0, None, names))
+        found.append(tuned_arguments("create_x", "all_gather", 0, {**key, "bytes": 1 << 20}, names))
+        found += [flagged_bytes(0, torch.bfloat16), flagged_bytes(0, torch.float32)]
+    return [*found, tuned_arguments("create_x", "all_gather", 0, key, names)]
+
+
+def test_grids_and_the_size_up_to_which_flags_win_are_looked_up(ranks, tmp_path):
+    grid = dict(programs=16, block=2048)
+    found = [grid, grid, {}, {}, 2 * 4**11, FLAGGED_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
+    assert ranks(2).run(grids, tmp_path) == [found] * 2
 
 
 def measured_on_cpu(folder):
