@@ -268,8 +268,9 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
             programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
-            None: on nvidia, unless config or programs is given, "streams" where a rank's rows have 16 MiB or more, else
-            "tma" where it can and has 64 tiles or more, else "sequence"; elsewhere "kernel".
+            None: on nvidia, unless config or programs is given, the fastest that was measured (docs/tuning.md); where none
+            was, "streams" where a rank's rows have 16 MiB or more, else "tma" where it can and has 64 tiles or more, else
+            "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
     2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.

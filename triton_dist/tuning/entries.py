@@ -31,15 +31,18 @@ def make(operator, device, world, key, source, timings):
 def valid(entry):
     """Whether `entry`, read from a file, has the fields of an entry, of their types."""
     fits = isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in FIELDS.items())
-    return fits and bool(entry["timings"]) and all(map(_valid_timing, entry["timings"]))
+    if not fits or not entry["timings"] or not all(map(_valid_timing, entry["timings"])):
+        return False
+    ways = [sorted(timing["microseconds"]) for timing in entry["timings"] if "microseconds" in timing]
+    return all(some == ways[0] for some in ways)
 
 
 def _valid_timing(timing):
     if not isinstance(timing, dict) or not isinstance(timing.get("candidate"), dict):
         return False
-    times = timing.get("microseconds")
-    if times is None:
+    if "microseconds" not in timing:
         return isinstance(timing.get("problem"), str)
+    times = timing["microseconds"]
     return isinstance(times, dict) and bool(times) and all(isinstance(t, (int, float)) and t >= 0 for t in times.values())
 
 
