@@ -1,4 +1,4 @@
-"""compile_only: launches of this thread become compilations, until it ends, however it ends. On a stand-in for Triton's launch."""
+"""compile_only: launches of this thread become compilations until it ends, however it ends. On a stand-in for a launch."""
 
 import threading
 
