@@ -23,7 +23,7 @@ class Gemm(Tunable):
     def operands(self, rank):
         M, N, K = self.shape
         a, b = random((M, K), self.dtype, self.device, 1, rank), random((K, N), self.dtype, self.device, 2, rank)
-        return a, b * K**-0.5
+        return a, b * max(K, 1) ** -0.5
 
     def candidates(self):
         """The methods; a GPU has better ones than the portable kernels. What a platform lacks is left out while tuning."""
