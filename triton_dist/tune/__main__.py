@@ -64,34 +64,44 @@ def main(argv=None):
     if shmem.aclshmem_init(attr) != 0:
         raise SystemExit(f"rank {rank}: aclshmem_init failed: {shmem.last_error()}")
     start, done, failed, ratios = time.monotonic(), 0, 0, {}
-    for operator in args.operators:
-        for dtype in args.dtype:
-            for shape in args.shapes or defaults(operator, triton_dist.backend == "cpu"):
-                spent = max(shmem.gather("tune: seconds", time.monotonic() - start))
-                if spent > args.seconds:
-                    continue
-                try:
-                    found = tune(
-                        operator, shape, DTYPES[dtype], ways=args.ways, samples=args.samples,
-                        cached=args.output is None, again=args.again,
-                    )  # fmt: skip
-                except TuningError as error:
-                    failed += 1
-                    say(rank, f"{operator} {shape} {dtype}: {error}")
-                    continue
-                done += 1
-                say(rank, f"{operator} {found}")
-                if rank == 0 and args.output:
-                    tables.merge(args.output, [found.entry])
-                best = next(one.microseconds for one in found.timings if one.candidate == found.best)
-                for way, us in (found.baseline or {}).items():
-                    ratios.setdefault((operator, way), []).append(us / max(best[way], 1e-3))
+    for operator, dtype, shape in jobs(args):
+        spent = max(shmem.gather("tune: seconds", time.monotonic() - start))
+        if spent > args.seconds:
+            break
+        try:
+            found = tune(
+                operator, shape, DTYPES[dtype], ways=args.ways, samples=args.samples,
+                cached=args.output is None, again=args.again,
+            )  # fmt: skip
+        except TuningError as error:
+            failed += 1
+            say(rank, f"{operator} {shape} {dtype}: {error}")
+            continue
+        done += 1
+        say(rank, f"{operator} {found}")
+        if rank == 0 and args.output:
+            tables.merge(args.output, [found.entry])
+        best = next(one.microseconds for one in found.timings if one.candidate == found.best)
+        for way, us in (found.baseline or {}).items():
+            ratios.setdefault((operator, way), []).append(us / max(best[way], 1e-3))
     say(rank, f"{done} shapes in {time.monotonic() - start:.1f} s")
     for (operator, way), some in ratios.items():
         say(rank, f"{operator}, {way}: {len(some)} shapes, {min(some):.2f}x to {max(some):.2f}x of torch.distributed's way")
     shmem.aclshmem_finalize()
     dist.destroy_process_group()
     return 1 if failed else 0
+
+
+def jobs(args):
+    """(operator, dtype, shape) of all there is to measure: the first shapes of all operators, then the second ones, ..."""
+    on_cpu = triton_dist.backend == "cpu"
+    listed = [
+        (place, operator, dtype, shape)
+        for operator in args.operators
+        for dtype in args.dtype
+        for place, shape in enumerate(args.shapes or defaults(operator, on_cpu))
+    ]
+    return [job for _, *job in sorted(listed, key=lambda job: job[0])]
 
 
 def say(rank, text):
