@@ -250,8 +250,8 @@ def _count_and_place(
         start += BLOCK_C
     dl.notify_all(dl.signal_at(mapped, me), ctx, 1, "add")
 
-    # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they write
-    # at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
+    # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
+    # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
     token = dl.wait(dl.signal_at(mapped, me), (past + 1) * placers, ctx)
     own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
     start = placer * BLOCK_T
