@@ -23,12 +23,11 @@ import triton.language as tl
 def ping_pong(sig, past, turns, ctx):
     me = dl.rank(ctx)
     for i in range(1, turns + 1):
+        if me == 1:
+            _ = dl.wait(sig, past + i, ctx)
+        dl.notify(sig, 1 - me, ctx, past + i)
         if me == 0:
-            dl.notify(sig, 1, ctx, past + i)
             _ = dl.wait(sig, past + i, ctx)
-        else:
-            _ = dl.wait(sig, past + i, ctx)
-            dl.notify(sig, 0, ctx, past + i)
 
 
 @triton.jit

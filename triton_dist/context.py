@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 MAGIC = 0x7472_6469_7374_3031  # "trdist01"
 MAGIC_WORD, RANK, NUM_RANKS, HEAP_BYTES, DELTAS = 0, 1, 2, 3, 8
 
+MOST_RANKS = 1024  # of a team; a power of two. Behind the table there is room for a word of each of them, see `spare_words`
+
 SIGNAL_BYTES = 64  # a signal has a cache line (64-byte scalar line on Ascend) to itself
 
 
@@ -30,6 +32,11 @@ def table_words(rank, bases, heap_bytes):
     head = [0] * DELTAS
     head[MAGIC_WORD], head[RANK], head[NUM_RANKS], head[HEAP_BYTES] = MAGIC, rank, len(bases), heap_bytes
     return head + [base - bases[rank] for base in bases]
+
+
+def spare_words(words):
+    """What lies behind the table's words in memory: kernels may read ahead, for a peer that their loop then does not have."""
+    return [0] * (DELTAS + MOST_RANKS - len(words))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from .broadcast import BroadcastContext, broadcast, create_broadcast_context
 from .gemm_allreduce import GemmAllReduceContext, create_gemm_allreduce_context, gemm_allreduce
 from .gemm_reduce_scatter import GemmReduceScatterContext, create_gemm_reduce_scatter_context, gemm_reduce_scatter
 from .moe_combine import MoeCombineContext, create_moe_combine_context, moe_combine
-from .moe_dispatch import MoeDispatchContext, MoeDispatchHandle, create_moe_dispatch_context, moe_dispatch
+from .moe_dispatch import create_moe_dispatch_context, moe_dispatch
+from .moe_dispatch_context import MoeDispatchContext, MoeDispatchHandle
 from .qkv_all_to_all import (
     QkvAllToAllContext,
     attention_output_all_to_all,

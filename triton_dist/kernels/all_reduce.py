@@ -10,6 +10,7 @@
 | two_shot | a reduce-scatter, whose results go to everybody | 2 (W - 1) n / W | 2 n | ranks 0, 1, .. |
 | ring | the same in 2 (W - 1) steps, each to the right neighbour | 2 (W - 1) n / W | 2 n, 3 n for 16-bit types | see below |
 | flagged | as mesh; each word carries the number of its call (all_reduce_flagged.py) | 2 (W - 1) n | 4 W n | ranks 0, 1, .. |
+| sentinel | as mesh; each word shows by itself that it has come (all_reduce_sentinel.py) | (W - 1) n | 2 W n | ranks 0, 1, .. |
 | pipelined | as mesh; half of the programs put, half reduce (all_reduce_pipelined.py) | (W - 1) n | 2 W n | ranks 0, 1, .. |
 
 mesh has the least latency: one trip. two_shot has two, ring 2 (W - 1). In two_shot and ring rank s is the one that reduces
@@ -47,13 +48,15 @@ from triton_dist.tuning import crossover, measured
 from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
+from .all_reduce_sentinel import AllReduceSentinel
 from .arguments import name_of, need, of_first_ranks, platform_problem
 from .channels import ChannelContext, end_epoch, next_epoch, round_up
 from .operator_context import begin, operands_of, passed_before
 from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
 
-METHODS = ("mesh", "two_shot", "ring", "flagged", "pipelined")
-FLAGGED_BYTES = 512 << 10  # that a rank sends, up to which `flagged` is the fastest on NVLink
+METHODS = ("mesh", "two_shot", "ring", "flagged", "sentinel", "pipelined")
+FLAGGED_BYTES = 512 << 10  # that a rank sends, up to which `flagged` is the fastest on NVLink; for integers
+SENTINEL_BYTES = 8 << 20  # the same for `sentinel`, which takes no integers
 KERNELS = METHODS[:3]  # of this file
 PIPELINED_RANKS = 2  # up to which sending everything to everybody costs no more than two shots
 
@@ -223,15 +226,15 @@ def in_order_of(method, parts, op="sum"):
     return torch.cat(shares).view(parts[0].shape)
 
 
-def flagged_bytes(team, dtype):
-    """Bytes of a message up to which `flagged` is the fastest method: as measured (see `tuning.lookup`), else FLAGGED_BYTES.
-    Collective over all ranks of the heap."""
+def short_bytes(team, dtype):
+    """Bytes of a message up to which `sentinel`, for integers `flagged`, is the fastest method: as measured (docs/tuning.md),
+    else by the bytes that a rank sends. Collective over all ranks of the heap."""
+    method, sent = ("sentinel", SENTINEL_BYTES) if dtype.is_floating_point else ("flagged", FLAGGED_BYTES)
     found, world = None, shmem.team_n_pes(team)
     if shmem.team_my_pe(team) == 0:
-        entries = measured("all_reduce", dict(dtype=name_of(dtype)), world)
-        found = crossover(entries, "bytes", dict(method="flagged"))
-    found = of_first_ranks("create_all_reduce_context: flagged", team, found)
-    return FLAGGED_BYTES // max(world - 1, 1) if found is None else found
+        found = crossover(measured("all_reduce", dict(dtype=name_of(dtype)), world), "bytes", dict(method=method))
+    found = of_first_ranks("create_all_reduce_context: short messages", team, found)
+    return sent // max(world - 1, 1) if found is None else found
 
 
 class AllReduceContext(ChannelContext):
@@ -240,26 +243,33 @@ class AllReduceContext(ChannelContext):
     def __init__(self, max_elements, dtype, method, team, programs, block):
         known = method is None or method in METHODS
         problem = None if known else f"method is {method!r}: give one of {', '.join(METHODS)}"
-        if method == "flagged" and isinstance(dtype, torch.dtype) and dtype.itemsize not in (2, 4):
-            problem = f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}"
+        if isinstance(dtype, torch.dtype):
+            if method == "flagged" and dtype.itemsize not in (2, 4):
+                problem = f"the method flagged takes dtypes of 2 or 4 bytes, not {dtype}"
+            if method == "sentinel" and not dtype.is_floating_point:
+                problem = f"the method sentinel takes floating-point numbers, not {dtype}"
         problem = problem or platform_problem(method)
         super().__init__("all_reduce", max_elements, dtype, need_number, team, programs, block, f"{method!r}, ", problem)
         max_elements = self.max_elements
         if method is None:
             tuned = programs is not None or block is not None
             method = "mesh" if tuned or triton_dist.backend != "nvidia" else "by size"
-        self.method, self.flagged, self.pipelined = method, None, None
+        self.method, self.words, self.pipelined = method, None, None
         world = self.num_ranks
-        self.flagged_bytes = FLAGGED_BYTES // max(world - 1, 1)
+        self.short_bytes = 0
         if method == "flagged":
-            self.flagged = AllReduceFlagged(self, max_elements, block)
+            self.words = AllReduceFlagged(self, max_elements, block)
+        elif method == "sentinel":
+            self.words = AllReduceSentinel(self, max_elements, block, programs)
         elif method == "pipelined":
             self.pipelined = AllReducePipelined(self, max_elements, programs, block)
         elif method == "by size":
-            self.flagged_bytes = flagged_bytes(team, dtype)
-            most = min(max_elements, self.flagged_elements())
-            if dtype.itemsize in (2, 4) and most:
-                self.flagged = AllReduceFlagged(self, most)
+            self.short_bytes = short_bytes(team, dtype)
+            most = min(max_elements, self.short_elements())
+            if dtype.is_floating_point and most:
+                self.words = AllReduceSentinel(self, most)
+            elif dtype.itemsize == 4 and most:
+                self.words = AllReduceFlagged(self, most)
             # chosen by the largest team, so that all ranks allocate alike
             if max(shmem.gather("create_all_reduce_context: ranks", world)) <= PIPELINED_RANKS:
                 self.pipelined = AllReducePipelined(self, max_elements)
@@ -276,13 +286,13 @@ class AllReduceContext(ChannelContext):
             self.buffers = [self.tensor((world - 1, self.slot), kind) for kind in (accumulator(dtype), dtype)]
             self.buffers.append(self.signals(self.programs * 2 * (world - 1)))
 
-    def flagged_elements(self):
-        return self.flagged_bytes // self.dtype.itemsize
+    def short_elements(self):
+        return self.short_bytes // self.dtype.itemsize
 
     def special(self, n):
         """The method for a message of n elements that is no kernel of this file, or None. The same on all ranks."""
-        if self.flagged and self.flagged.takes(n) and (self.method == "flagged" or n <= self.flagged_elements()):
-            return self.flagged
+        if self.words and self.words.takes(n) and (self.method in ("flagged", "sentinel") or n <= self.short_elements()):
+            return self.words
         return self.pipelined
 
 
@@ -292,9 +302,10 @@ def create_all_reduce_context(max_elements, dtype, method=None, team=0, programs
     Args:
         max_elements: most elements of a call, 0 or more.
         dtype: torch.float16, bfloat16, float32, int32 or int64.
-        method: "mesh", "two_shot", "ring", "flagged" (whole 32-bit words of 2- and 4-byte dtypes) or "pipelined"; see the top
-            of this file. None: on nvidia, unless programs or block is given, flagged for short messages, for long ones
-            pipelined between two ranks and two_shot between more; else mesh.
+        method: "mesh", "two_shot", "ring", "flagged" (whole 32-bit words of 2- and 4-byte dtypes), "sentinel" (the same of
+            floating-point dtypes) or "pipelined"; see the top of this file. None: on nvidia, unless programs or block is
+            given, sentinel (flagged for integers) for short messages, for long ones pipelined between two ranks and
+            two_shot between more; else mesh.
         team, programs, block: see `create_all_gather_context`.
 
     Symmetric memory: 2 * num_ranks * max_elements elements for mesh; for two_shot twice, for ring at most twice (sums in

@@ -18,26 +18,10 @@ import triton.language as tl
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from .all_reduce_words import WordMethod, combine_halves, halves, packed
 from .launch import Launcher
-from .reduce_scatter import combine, widen
 
-WORD_BYTES = 4
 BLOCK, NUM_WARPS = 256, 4
-
-
-@triton.jit
-def _low(word, like):
-    """The first element of `like`'s type in 32-bit words; `_high` the second, when it has 16 bits."""
-    BITS: tl.constexpr = like.dtype.element_ty.primitive_bitwidth
-    if BITS == 16:
-        return (word & 0xFFFF).to(tl.uint16).to(like.dtype.element_ty, bitcast=True)
-    else:
-        return word.to(like.dtype.element_ty, bitcast=True)
-
-
-@triton.jit
-def _high(word, like):
-    return (word >> 16).to(tl.uint16).to(like.dtype.element_ty, bitcast=True)
 
 
 @triton.jit
@@ -45,7 +29,6 @@ def flagged_kernel(
     x, out, staging, epochs, words, slot, ctx, OP: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr
 ):
     """x, out: of the element type, aligned to words; staging [2, WORLD, slot]: uint64."""
-    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     WORD: tl.constexpr = tl.pointer_type(tl.uint32)
     me, block = dl.rank(ctx), tl.program_id(0)
     epoch = tl.max(tl.load(epochs + block + tl.arange(0, 1)), 0) + 1
@@ -67,29 +50,20 @@ def flagged_kernel(
                 missing = tl.sum((inside & ((seen >> 32) != (flag >> 32))).to(tl.int32), 0)
             word = (tl.load(there, mask=inside, other=0, volatile=True) & 0xFFFFFFFF).to(tl.uint32)
         if src == 0:
-            low = widen(_low(word, x))
-            if BITS == 16:
-                high = widen(_high(word, x))
+            first, second = halves(word, x)
         else:
-            low = combine(low, widen(_low(word, x)), OP)
-            if BITS == 16:
-                high = combine(high, widen(_high(word, x)), OP)
-    if BITS == 16:
-        packed = low.to(x.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
-        packed |= high.to(x.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    else:
-        packed = low.to(x.dtype.element_ty).to(tl.uint32, bitcast=True)
-    tl.store(out.to(WORD, bitcast=True) + lanes, packed, mask=inside)
+            first, second = combine_halves(first, second, word, x, OP)
+    tl.store(out.to(WORD, bitcast=True) + lanes, packed(first, second, x), mask=inside)
     tl.store(epochs + block + tl.arange(0, 1), epoch)
 
 
-class AllReduceFlagged:
+class AllReduceFlagged(WordMethod):
     """Buffers of a context. Symmetric memory: 4 * num_ranks * max_elements elements."""
 
     def __init__(self, owner, max_elements, block=None):
         """`owner`: the OperatorContext that the memory belongs to."""
-        self.world, self.table, self.itemsize = owner.num_ranks, owner.table, owner.dtype.itemsize
-        self.slot = max(triton.cdiv(max_elements * self.itemsize, WORD_BYTES), 1)
+        super().__init__(owner)
+        self.slot = self.words_of(max_elements)
         self.staging = owner.tensor((2, self.world, self.slot), torch.int64)
         self.staging.zero_()
         self.launch = Launcher(flagged_kernel)
@@ -97,16 +71,8 @@ class AllReduceFlagged:
         self.epochs = owner.local(triton.cdiv(self.slot, self.block))
         shmem.barrier_all()
 
-    def takes(self, n):
-        """Whether n elements are whole words."""
-        return n * self.itemsize % WORD_BYTES == 0
-
-    def __call__(self, x, out, op):
-        if (x.data_ptr() | out.data_ptr()) % WORD_BYTES:  # a view that begins between two words
-            return out.copy_(self(x.clone(), torch.empty_like(x), op))
-        words = x.numel() * self.itemsize // WORD_BYTES
+    def run(self, x, out, op, words):
         self.launch(
             (triton.cdiv(words, self.block), 1, 1), (x, out, self.words, self.epochs, words, self.slot, self.table),
             dict(OP=op, WORLD=self.world, BLOCK=self.block), num_warps=NUM_WARPS,
         )  # fmt: skip
-        return out

@@ -6,7 +6,8 @@
     out = moe_combine(y, weights, handle, ctx)                               # [T, H], any number of calls
     ctx.free()
 
-How it works. Every program puts its share of the rows into the `returned` buffers of the ranks that they came from: there
+After a dispatch by the method `pipelined` the combine is another kernel, see moe_combine_pipelined.py. After one by `gather`:
+every program puts its share of the rows into the `returned` buffers of the ranks that they came from: there
 is a place for every token and slot. `filled[s]` at the reader counts the programs of rank s that have put all their rows.
 Then every program sums its share of the tokens: in fp32, by slot, whoever came first, so that the bits are the same
 every time. For that a row travels for each slot; a sum made at the experts' rank would group the slots by rank.
@@ -36,7 +37,9 @@ from .arguments import (
     need_dtype,
     need_operand,
 )
-from .moe_dispatch import MoeDispatchContext
+from .moe_combine_pipelined import MoeCombinePipelined, pipelined_config
+from .moe_dispatch_context import MoeDispatchContext
+from .moe_routing import need_pipeline
 from .operator_context import OperatorContext, agreement, begin
 
 
@@ -108,9 +111,8 @@ def reference(x, topk_ids, weights, expert, num_experts):
     return out.to(x.dtype)
 
 
-def default_config():
-    """(constexprs of the kernel, programs) that suit this process's platform. Programs of all ranks wait for one another,
-    so there are no more of them than the device runs at a time."""
+def gather_config():
+    """(constexprs of the kernel, programs) that suit this process's platform."""
     if triton_dist.backend == "cpu":
         return dict(BLOCK_T=64, BLOCK_H=1024), device_programs()
     if triton_dist.backend == "nvidia":  # whole rows, two programs a multiprocessor
@@ -118,16 +120,39 @@ def default_config():
     return dict(BLOCK_T=8, BLOCK_H=512), device_programs()
 
 
+def default_config(method, max_tokens, hidden):
+    """(constexprs and launch options of the kernel after a dispatch by `method`, programs) that suit this process's platform.
+    Programs of all ranks wait for one another, so there are no more of them than the device runs at a time."""
+    return gather_config() if method == "gather" else pipelined_config(max_tokens, hidden)
+
+
+class MoeCombineGather:
+    """Buffers of a context. Symmetric memory: max_tokens * k rows and 2 * W signals."""
+
+    def __init__(self, owner, config, programs):
+        """`owner`: the MoeCombineContext that the memory belongs to."""
+        self.owner, self.config, self.programs = owner, config, programs
+        d = owner.dispatch
+        self.returned = owner.tensor((max(d.max_tokens * d.topk, 1), d.H), owner.dtype)
+        self.filled, self.read = (owner.signals(d.num_ranks) for _ in range(2))
+        self.epochs = owner.local(programs)
+
+    def __call__(self, y, weights, handle, out):
+        d = self.owner.dispatch
+        moe_combine_kernel[(self.programs,)](
+            y, weights, out, handle.origin, handle.number, handle.rows, self.returned, self.filled, self.read, self.epochs,
+            handle.num_tokens, d.H, d.max_tokens, y.stride(0), weights.stride(0), weights.stride(1), out.stride(0),
+            self.owner.table, **self.config, TOPK=d.topk,
+        )  # fmt: skip
+
+
 class MoeCombineContext(OperatorContext):
     """What `moe_combine` needs besides its operands. Made by `create_moe_combine_context`."""
 
     def __init__(self, dispatch, dtype, config, programs):
         super().__init__("moe_combine", dispatch.team)
-        self.dispatch, self.dtype, self.config, self.programs = dispatch, dtype, config, programs
-        slots = max(dispatch.max_tokens * dispatch.topk, 1)
-        self.returned = self.tensor((slots, dispatch.H), dtype)
-        self.filled, self.read = (self.signals(dispatch.num_ranks) for _ in range(2))
-        self.epochs = self.local(programs)
+        self.dispatch, self.dtype = dispatch, dtype
+        self.run = dict(gather=MoeCombineGather, pipelined=MoeCombinePipelined)[dispatch.method](self, config, programs)
 
     def check(self, y, weights, handle, out):
         """Raises ValueError, naming rank and values, unless the operands fit."""
@@ -154,10 +179,10 @@ def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None)
     Args (equal on all ranks of the team):
         dispatch: the MoeDispatchContext whose handles will be given; its team takes part. It may be freed before this one.
         dtype: torch.float16, bfloat16 or float32, of the experts' rows and the result. None: as the dispatch's tokens.
-        config: dict that overrides entries of `default_config()[0]`.
+        config: dict that overrides entries of `default_config(dispatch.method, dispatch.max_tokens, dispatch.H)[0]`.
         programs: programs in the grid; not more than the device runs at a time.
 
-    Symmetric memory: max_tokens * topk * H elements and 2 * num_ranks signals.
+    Symmetric memory: max_tokens * topk * H elements and some signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -167,7 +192,12 @@ def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None)
     with agreement(name, dispatch.team) as agreed:
         dtype = dispatch.dtype if dtype is None else dtype
         need_dtype(name, dtype, FLOATS)
-        config, programs = checked_config(name, default_config(), config, programs, LAUNCH_OPTIONS)
+        pipelined = dispatch.method == "pipelined"
+        defaults = default_config(dispatch.method, dispatch.max_tokens, dispatch.H)
+        least = dict(programs=2 if pipelined else 1)
+        config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
+        if pipelined:
+            need_pipeline(name, config, programs, 1)
         sizes = f"max_tokens={dispatch.max_tokens}, hidden={dispatch.H}, topk={dispatch.topk}"
         agreed.on = f"{sizes}, {dtype}, config={config}, programs={programs}"
     return MoeCombineContext(dispatch, dtype, config, programs)
@@ -199,9 +229,5 @@ def moe_combine(y, weights, handle, context, out=None):
     if out is None:
         out = torch.empty(handle.num_tokens, d.H, dtype=context.dtype, device=context.device)
     context.check(y, weights, handle, out)
-    moe_combine_kernel[(context.programs,)](
-        y, weights, out, handle.origin, handle.number, handle.rows, context.returned, context.filled, context.read,
-        context.epochs, handle.num_tokens, d.H, d.max_tokens, y.stride(0), weights.stride(0), weights.stride(1),
-        out.stride(0), context.table, **context.config, TOPK=d.topk,
-    )  # fmt: skip
+    context.run(y, weights, handle, out)
     return out

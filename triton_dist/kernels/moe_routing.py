@@ -10,6 +10,8 @@ import triton.language as tl
 
 from .arguments import as_int, need
 
+MOST_CHUNK = 64  # tokens of a chunk of the methods `pipelined`
+
 
 def expert_owners(call, placement, num_experts, world):
     """The rank of every expert, a list of ints: `placement`, or even when it is None, the first ranks having one more.
@@ -26,6 +28,15 @@ def expert_owners(call, placement, num_experts, world):
     text = f"placement is {placement}: give the rank of each of the {num_experts} experts, 0 to {world - 1}, not decreasing"
     need(call, fits, text)
     return owners
+
+
+def need_pipeline(call, config, programs, others):
+    """ValueError unless the config of a method `pipelined` leaves `others` programs besides the putters, and its chunks are
+    made of whole blocks of tokens."""
+    putters, chunk, tokens = (config[entry] for entry in ("PUTTERS", "CHUNK", "BLOCK_T"))
+    need(call, putters <= programs - others, f"PUTTERS is {putters} of {programs} programs: leave {others} for the rest")
+    fits = tokens <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0
+    need(call, fits, f"CHUNK is {chunk}: give a power of two from BLOCK_T, {tokens}, to {MOST_CHUNK}")
 
 
 def grouped(xs, ids, owners, rank):
@@ -91,6 +102,34 @@ def count_slots(
         tl.store(number + t * topk + j, tl.where(kept, n, -1), mask=inside)
         tl.store(place + t * topk + j, tl.where(leads, p, -1), mask=inside)
         start += BLOCK_T
+
+
+@triton.jit
+def number_by_expert(
+    ids, first_expert, number, cursor, first, end, topk, stride_t, stride_k, E, world,
+    BLOCK_T: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """As `count_slots`, but the tokens that go to each rank are only counted, not numbered."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32), mask=columns < E + world + 1)
+    tl.debug_barrier()
+    going = tl.zeros((COLUMNS,), tl.int32)
+    i = tl.arange(0, BLOCK_T * K_PAD)
+    j = i - i // K_PAD * K_PAD
+    start = first
+    while start < end:
+        t = start + i // K_PAD
+        inside = (t < end) & (j < topk)
+        e = expert_of(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
+        n = number_slots(tl.where(e == E, E + world, tl.maximum(e, 0)), e >= 0, cursor, BLOCK_T * K_PAD)
+        tl.store(number + t * topk + j, tl.where((e >= 0) & (e < E), n, -1), mask=inside)
+        by_token = tl.reshape(e, (BLOCK_T, K_PAD))
+        for d in range(0, world):
+            low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
+            goes = tl.max(((by_token >= low) & (by_token < high)).to(tl.int32), 1)
+            going += tl.where(columns == E + d, tl.sum(goes, 0), 0)
+        start += BLOCK_T
+    tl.store(cursor + columns, going, mask=(columns >= E) & (columns < E + world))
 
 
 @triton.jit

@@ -14,7 +14,6 @@ from .device_function import device_function
 
 _RANK = tl.constexpr(context.RANK)
 _NUM_RANKS = tl.constexpr(context.NUM_RANKS)
-_DELTAS = tl.constexpr(context.DELTAS)
 
 
 @device_function(target.body("rank"))
@@ -67,8 +66,8 @@ def _element_delta(ptr, peer, ctx):
     ITEMSIZE: tl.constexpr = (BITS + 7) // 8
     # In this order: for a constant peer Triton 3.2 (Ascend) cannot compute `bool & tensor`.
     tl.device_assert((num_ranks(ctx) > peer) & (peer >= 0), "dl: the peer is not a rank of the team of ctx")
-    # The hint keeps 16-byte accesses. On the bytes, since a division by 1 is folded away with a hint of its own.
-    return tl.multiple_of(tl.load(ctx + _DELTAS + peer), 64) // ITEMSIZE
+    # A multiple of 64 bytes keeps 16-byte accesses. Of the bytes, since a division by 1 is folded away with a hint of its own.
+    return target.delta(ctx, peer) // ITEMSIZE
 
 
 @device_function(target.body("remote_load"))

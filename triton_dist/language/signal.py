@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .. import context
 from . import target
+from .comparison import pending
 from .device_function import device_function
 from .rma import num_ranks, put, symm_at
 
@@ -84,30 +85,13 @@ def notify_all(sig, ctx, value=1, op: tl.constexpr = _SET):
             notify(sig, peer, ctx, value, op)
 
 
-@triton.jit
-def _pending(seen, value, cmp: tl.constexpr):
-    if cmp == "ge":
-        return seen < value
-    elif cmp == "gt":
-        return seen <= value
-    elif cmp == "eq":
-        return seen != value
-    elif cmp == "ne":
-        return seen == value
-    elif cmp == "le":
-        return seen > value
-    else:
-        tl.static_assert(cmp == "lt", f'dl.wait, dl.test: cmp is "ge", "gt", "eq", "ne", "le" or "lt", not "{cmp}"')
-        return seen >= value
-
-
 @device_function(target.body("wait"))
 def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
     """Blocks this program until this rank's signal compares true.
 
     Args:
         sig: pointer to an int32 or int64 signal of this rank.
-        value: integer scalar to compare with: the wait ends when `signal <cmp> value`.
+        value: integer scalar, converted to the signal's dtype: the wait ends when `signal <cmp> value`.
         ctx: context table.
         cmp: "ge", "gt", "eq", "ne", "le" or "lt". With "eq" a peer that signals twice can be missed.
         n: number of consecutive signals (64 bytes apart) to wait for, all with the same value; at least 1.
@@ -125,9 +109,7 @@ def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
         token = _wait_many(sig, value, cmp, n)
     else:
         if n == 1:
-            token = target.poll(sig)
-            while _pending(token, value, cmp):
-                token = target.poll(sig)
+            token = target.spin(sig, value, cmp)
         else:
             token = _wait_many(sig, value, cmp, n)
     target.acquired()
@@ -145,12 +127,12 @@ def _wait_many(sig, value, cmp: tl.constexpr, n):
             waiting = 1
             while waiting > 0:  # carries scalars alone: Triton 3.6 fails on a block carried round a while
                 seen = target.poll(signals, ours)
-                waiting = tl.sum((ours & _pending(seen, value, cmp)).to(tl.int32), 0)
+                waiting = tl.sum((ours & pending(seen, value, cmp)).to(tl.int32), 0)
                 token = tl.sum(tl.where(first + lanes == n - 1, seen, 0), 0)
     else:
         for i in range(0, n):
             token = target.poll(signal_at(sig, i))
-            while _pending(token, value, cmp):
+            while pending(token, value, cmp):
                 token = target.poll(signal_at(sig, i))
     return token
 
@@ -166,7 +148,7 @@ def test(sig, value, ctx, cmp: tl.constexpr = _GE):
     _require_signal(sig, "test")
     seen = target.poll(sig)
     target.acquired()
-    return _pending(seen, value, cmp) == 0
+    return pending(seen, value, cmp) == 0
 
 
 @device_function(target.body("consume_token"))

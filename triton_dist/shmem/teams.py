@@ -176,7 +176,8 @@ def context(team=codes.TEAM_WORLD):
     if found.table is None:
         bases = [made.heap.bases[member] for member in found.members]
         words = table.table_words(found.rank, bases, made.nbytes)
-        found.table = torch.tensor(words, dtype=torch.int64, device=made.heap.device)
+        room = torch.tensor(words + table.spare_words(words), dtype=torch.int64, device=made.heap.device)
+        found.table = room[: len(words)]
     return found.table
 
 

@@ -1,128 +1,91 @@
-"""Dispatch and combine of a mixture of experts: configurations of their kernels are the candidates."""
+"""Mixture of experts: the methods of a dispatch are the candidates, timed together with the combine that goes with each."""
 
 import torch
 
-import triton_dist
 from triton_dist import kernels
-from triton_dist.kernels.arguments import device_programs
+from triton_dist.kernels.moe_dispatch import METHODS
 from triton_dist.kernels.moe_quantization import GROUP, quantize
 
 from .tunable import Tunable, random
 
 
-class Experts(Tunable):
-    """`tokens` of each rank; `fp8`: 1 for the dispatch's fp8 payload."""
+class MoeDispatch(Tunable):
+    """A dispatch and its combine. `tokens` of each rank; `fp8`: 1 for the dispatch's fp8 payload. The experts change nothing,
+    so a token comes back times its weights' sum."""
 
-    sizes, compared = ("tokens", "hidden", "topk", "experts", "fp8"), False
+    name, sizes, compared = "moe_dispatch", ("tokens", "hidden", "topk", "experts", "fp8"), False
 
     def __init__(self, shape, dtype, team):
         super().__init__(shape, dtype, team)
         self.T, self.H, self.k, self.E, self.fp8 = *shape[:4], bool(shape[4])
         self.x, self.ids = self.operands(self.rank)
+        self.weights = random((self.T, self.k), torch.float32, self.device, 6, self.rank)
+        self.out = torch.empty(self.T, self.H, dtype=dtype, device=self.device)
+        self.y = None  # the experts' rows; those of the first dispatch serve all, since every method gives the same
+        self.poison()
 
     def key(self):
         return {**super().key(), "fp8": self.fp8}  # no size
+
+    def candidates(self):
+        return [dict(method=method) for method in METHODS]
 
     def operands(self, rank):
         x = random((self.T, self.H), self.dtype, self.device, 4, rank)
         ids = random((self.T, self.E), torch.float32, self.device, 5, rank).topk(self.k).indices.to(torch.int32)
         return x, ids
 
-    def make_dispatch(self, **candidate):
-        return kernels.create_moe_dispatch_context(
-            self.T, self.H, self.k, self.E, self.dtype, fp8=self.fp8, team=self.team, **candidate
-        )
-
-
-class Dispatched:
-    """A dispatch context, and what it writes into."""
-
-    def __init__(self, context):
-        self.context, self.out = context, context.empty()
-
-    def free(self):
-        self.context.free()
-
-
-class MoeDispatch(Experts):
-    name = "moe_dispatch"
-
-    def candidates(self):
-        """{}: as it is."""
-        most = device_programs()
-        if triton_dist.backend != "nvidia":
-            return [{}, dict(programs=1)]
-        blocks = [(1, 8, 2048, 16), (1, 4, 4096, 8), (2, 4, 4096, 8)]
-        configs = [dict(BLOCK_T=t, BLOCK_R=r, BLOCK_H=h, num_warps=warps) for t, r, h, warps in blocks]
-        return [{}, *(dict(config=config, programs=programs) for config in configs for programs in (most // 2, most))]
-
     def make_context(self, candidate):
-        return Dispatched(self.make_dispatch(**candidate))
+        return Exchange(self, candidate)
 
     def call(self, made):
-        kernels.moe_dispatch(self.x, self.ids, made.context, made.out, check=False)
+        kernels.moe_dispatch(self.x, self.ids, made.dispatch, made.sent, check=False)
+        kernels.moe_combine(self.y, self.weights, made.sent[2], made.combine, self.out)
 
-    def check(self, made):
-        tokens, counts, handle = made.out
-        handle.check()
+    def seen(self, x):
+        """The tokens as they arrive."""
+        if not self.fp8:
+            return x
+        values, scales = quantize(x)
+        return (values.float() * scales.repeat_interleave(GROUP, 1)[:, : self.H]).to(self.dtype)
+
+    def rows(self):
+        """What this rank receives, by plain torch: ordered by expert, source rank, token, slot."""
         xs, ids = (torch.cat(both) for both in zip(*map(self.operands, range(self.world))))
-        owners = torch.tensor(made.context.owners, device=self.device)
+        each, more = divmod(self.E, self.world)  # experts of a rank; the first ranks have one more
+        first = self.rank * each + min(self.rank, more)
         flat = ids.view(-1).long()
-        mine = (owners[flat] == self.rank).nonzero()[:, 0]
-        rows = mine[flat[mine].sort(stable=True).indices] // self.k
-        if self.fp8:
-            values, scales = quantize(xs)
-            pairs = (tokens[0].view(torch.uint8), values.view(torch.uint8)), (tokens[1], scales)
-        else:
-            pairs = ((tokens, xs),)
-        n = int(counts.sum())
-        if n != len(rows) or not all(torch.equal(found[:n], expected[rows]) for found, expected in pairs):
-            raise AssertionError("the rows are wrong")
-
-
-class MoeCombine(Experts):
-    """One dispatch serves all candidates; the experts change nothing, so a token comes back times its weights' sum."""
-
-    name = "moe_combine"
-
-    def __init__(self, shape, dtype, team):
-        super().__init__(shape, dtype, team)
-        self.weights = random((self.T, self.k), torch.float32, self.device, 6, self.rank)
-        self.out = torch.empty(self.T, self.H, dtype=dtype, device=self.device)
-        self.poison()
-
-    def candidates(self):
-        most = device_programs()
-        if triton_dist.backend != "nvidia":
-            return [{}, dict(programs=1)]
-        blocks = [(2048, 8, most), (2048, 8, 2 * most), (4096, 8, most), (4096, 16, most)]
-        return [{}, *(dict(config=dict(BLOCK_T=1, BLOCK_H=h, num_warps=warps), programs=p) for h, warps, p in blocks)]
-
-    def make_context(self, candidate):
-        return Combined(self, candidate)
-
-    def call(self, made):
-        kernels.moe_combine(made.y, self.weights, made.handle, made.context, self.out)
+        mine = ((flat >= first) & (flat < first + each + (self.rank < more))).nonzero()[:, 0]
+        return self.seen(xs)[mine[flat[mine].sort(stable=True).indices] // self.k]
 
     def expected(self):
-        x = self.x
+        return self.seen(self.x).float() * self.weights.sum(1, keepdim=True)
+
+    def check(self, made):
+        tokens, counts, handle = made.sent
+        handle.check()
+        n, rows = int(counts.sum()), self.rows()
         if self.fp8:
-            values, scales = quantize(x)
-            x = values.float() * scales.repeat_interleave(GROUP, 1)[:, : self.H]
-        return x.float() * self.weights.sum(1, keepdim=True)
+            tokens = (tokens[0][:n].float() * tokens[1][:n].repeat_interleave(GROUP, 1)[:, : self.H]).to(self.dtype)
+        if not torch.equal(tokens[:n], rows):
+            raise AssertionError("the rows that were dispatched are wrong")
+        super().check(made)
 
 
-class Combined:
-    """A combine context after a dispatch of its own."""
+class Exchange:
+    """Contexts and buffers of a candidate."""
 
     def __init__(self, owner, candidate):
-        self.dispatch = owner.make_dispatch()
-        tokens, _, self.handle = kernels.moe_dispatch(owner.x, owner.ids, self.dispatch, check=True)
-        if owner.fp8:
-            tokens = tokens[0].float() * tokens[1].repeat_interleave(GROUP, 1)[:, : owner.H]
-        self.y = tokens.nan_to_num().to(owner.dtype)
-        self.context = kernels.create_moe_combine_context(self.dispatch, **candidate)
+        self.dispatch = kernels.create_moe_dispatch_context(
+            owner.T, owner.H, owner.k, owner.E, owner.dtype, fp8=owner.fp8, team=owner.team, **candidate
+        )
+        self.combine = kernels.create_moe_combine_context(self.dispatch)
+        self.sent = self.dispatch.empty()
+        if owner.y is None:
+            rows = owner.rows()
+            owner.y = torch.zeros(self.dispatch.max_rows, owner.H, dtype=owner.dtype, device=owner.device)
+            owner.y[: len(rows)] = rows
 
     def free(self):
-        self.context.free()
+        self.combine.free()
         self.dispatch.free()

@@ -8,15 +8,13 @@ from triton_dist import shmem
 from triton_dist.tuning import autotune, identity
 
 from .collectives import AllGather, AllReduce, ReduceScatter
-from .experts import MoeCombine, MoeDispatch
+from .experts import MoeDispatch
 from .gemms import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 
 OPERATORS = {
     one.name: one
-    for one in (
-        AllGatherGemm, GemmReduceScatter, GemmAllReduce, AllReduce, AllGather, ReduceScatter, MoeDispatch, MoeCombine,
-    )
-}  # fmt: skip
+    for one in (AllGatherGemm, GemmReduceScatter, GemmAllReduce, AllReduce, AllGather, ReduceScatter, MoeDispatch)
+}
 
 
 def tune(operator, shape, dtype, team=0, ways=None, samples=9, candidates=None, cached=True, again=False):

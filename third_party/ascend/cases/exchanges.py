@@ -44,14 +44,14 @@ for t, size in (("i8", 1), ("i16", 2), ("i32", 4), ("i64", 8)):
 
 def _dispatch(name, t, payload, ids="i32", refused=None):
     _case(
-        f"moe_dispatch {name}", "moe_dispatch.py:moe_dispatch_kernel",
+        f"moe_dispatch {name}", "moe_dispatch_gather.py:moe_dispatch_kernel",
         f"x: *{t}, ids: *{ids}, owners: *i32, first_expert: *i32, out: *{payload}, out_scales: *fp32, out_counts: *i32, "
         "number: *i32, out_origin: *i32, out_rows: *i32, totals: *i32, "
         f"inbox: *{payload}, scales: *fp32, source: *i32, origin: *i32, counts: *i32, arrived: *i32, counted: *i32, "
         "filled: *i32, place: *i32, partial: *i32, base: *i32, epochs: *i32, "
         "T: i32, H: i32, topk: i32, E: i32, max_tokens: i32, max_received: i32, max_rows: i32, stride_x: i32, "
         "stride_t: i32, ctx: *i64",
-        refused, stride_k=1, BLOCK_T=8, BLOCK_R=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t, PLACE_OWN=False,
+        refused, stride_k=1, BLOCK_T=8, BLOCK_R=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t,
     )  # fmt: skip
 
 

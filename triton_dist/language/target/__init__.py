@@ -4,9 +4,11 @@ A target for a compiler (`nvidia`, `ascend`) supplies:
 
     NAME                        how a refusal names it (constexpr str)
     WIDE                        whether publish_* and poll take a block of signal pointers (constexpr bool)
+    delta(ctx, peer)            the word of the context table for a peer: bytes, a multiple of 64
     publish_set(ptr, value, mask), publish_add(ptr, value, mask)
                                 release: every store of the whole program, then the signal
     poll(ptr, mask)             reads a signal afresh; acquire; the same value for the whole program
+    spin(ptr, value, cmp)       the whole poll loop, until `signal <cmp> value`; the value seen last, as poll gives it
     acquired()                  after the last poll: no thread of the program runs ahead of the acquire
     fence(), quiet()
     dot_stored()                see `fence_dot`

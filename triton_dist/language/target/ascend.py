@@ -17,13 +17,23 @@ what orders a store before its signal and a load after its wait. Known miscompil
 import triton
 import triton.language as tl
 
+from ... import context
+from ..comparison import pending
+
 __all__ = [
-    "NAME", "WIDE", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
+    "NAME", "WIDE", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet", "dot_stored",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 
 NAME = tl.constexpr("ascend")
 WIDE = tl.constexpr(False)
+
+_DELTAS = tl.constexpr(context.DELTAS)
+
+
+@triton.jit
+def delta(ctx, peer):
+    return tl.multiple_of(tl.load(ctx + _DELTAS + peer), 64)
 
 
 @triton.jit
@@ -50,6 +60,14 @@ def _require_32_bits(ptr, WORD: tl.constexpr):
 def poll(ptr, mask=None):
     tl.debug_barrier()
     return tl.max(tl.load(ptr + tl.arange(0, 1), volatile=True), 0)
+
+
+@triton.jit
+def spin(ptr, value, cmp: tl.constexpr):
+    seen = poll(ptr)
+    while pending(seen, value, cmp):
+        seen = poll(ptr)
+    return seen
 
 
 @triton.jit

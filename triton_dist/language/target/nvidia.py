@@ -9,14 +9,31 @@ peer, and a forgotten one is wrong data that shows up rarely.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import num_warps
+
+from ... import context
+from ..comparison import pending
 
 __all__ = [
-    "NAME", "WIDE", "publish_set", "publish_add", "poll", "acquired", "fence", "quiet", "dot_stored",
+    "NAME", "WIDE", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet", "dot_stored",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 
 NAME = tl.constexpr("nvidia")
 WIDE = tl.constexpr(True)
+
+_DELTAS = tl.constexpr(context.DELTAS)
+_MOST_RANKS = tl.constexpr(context.MOST_RANKS)
+
+
+@triton.jit
+def delta(ctx, peer):
+    """The word of the context table for `peer`. No kernel sees it change: the load has no side effect, so that one load serves
+    all accesses to a peer, and it moves out of loops and before waits, whose acquire would have emptied the cache. So it may
+    be done where the program would not have come: hence a peer that is none must not fault (context.MOST_RANKS)."""
+    word = ctx + _DELTAS + (peer & (_MOST_RANKS - 1))
+    found = tl.inline_asm_elementwise("ld.global.nc.b64 $0, [$1];", "=l,l", [word], dtype=tl.int64, is_pure=True, pack=1)
+    return found // 64 * 64  # what it is anyway; a hint would not survive here
 
 
 @triton.jit
@@ -74,10 +91,41 @@ def publish_add(ptr, value, mask=None):
 
 @triton.jit
 def poll(ptr, mask=None):
-    # A scalar atomic is done by one thread and its result handed to all, so the loop is uniform over the program.
+    # A scalar atomic is done by one thread and its result handed to all, so a loop is uniform over the program.
     # Acquire in every turn, rather than relaxed turns and one acquire at the end: the final one would be another trip
     # to memory (or a fence by every thread), on the path that matters, the turn that succeeds.
     return tl.atomic_add(ptr, 0, mask=mask, sem="acquire", scope="sys")
+
+
+@triton.jit
+def spin(ptr, value, cmp: tl.constexpr):
+    """Polls the signal until `signal <cmp> value`. The value seen last, the same for the whole program.
+
+    One warp spins, in step, the others go on to the barrier in `acquired`. A loop of `poll` would hand every value to all
+    threads by way of shared memory, two barriers a turn. Here the maximum does that once, and where the value is not used, it
+    is not computed either. The warp is chosen by a block with an element a thread, so that it is one of the program's,
+    whatever its number.
+    """
+    _ = pending(value, value, cmp)  # refuses what is no comparison
+    BITS: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    WORD: tl.constexpr = "s32" if BITS == 32 else "s64"
+    REGISTER: tl.constexpr = "r" if BITS == 32 else "l"
+    UNLESS: tl.constexpr = "le" if cmp == "gt" else ("ne" if cmp == "eq" else ("eq" if cmp == "ne" else "gt"))
+    AGAIN: tl.constexpr = "lt" if cmp == "ge" else ("ge" if cmp == "lt" else UNLESS)
+    LEAST: tl.constexpr = "-2147483648" if BITS == 32 else "-9223372036854775808"
+    CODE: tl.constexpr = (
+        "{\n.reg .pred other, again;\n.reg ." + WORD + " seen;\nmov." + WORD + " seen, " + LEAST + ";\n"
+        "setp.ge.s32 other, $2, 32;\n@other bra done${:uid};\n"
+        "turn${:uid}:\nld.acquire.sys.global." + WORD + " seen, [$1];\n"
+        "setp." + AGAIN + "." + WORD + " again, seen, $3;\n@again bra turn${:uid};\n"
+        "done${:uid}:\nmov." + WORD + " $0, seen;\n}"
+    )
+    thread = tl.arange(0, 32 * num_warps())
+    wanted = tl.cast(value, ptr.dtype.element_ty)
+    seen = tl.inline_asm_elementwise(
+        CODE, "=" + REGISTER + ",l,r," + REGISTER, [ptr, thread, wanted], dtype=ptr.dtype.element_ty, is_pure=False, pack=1
+    )
+    return tl.max(seen, 0)
 
 
 @triton.jit

@@ -176,11 +176,11 @@ def run_qkv_all_to_all():
     context.free()
 
 
-def run_moe():
+def run_moe(method, tiles, programs):
     """Dispatch, then combine; one of the dispatches is combined twice."""
     T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
-    config = dict(config=dict(BLOCK_T=4, BLOCK_H=16), programs=2)
-    dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, **config)
+    config = dict(config=dict(BLOCK_H=16, **tiles), programs=programs)
+    dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **config)
     combine = kernels.create_moe_combine_context(dispatch, **config)
     for call in range(2):
         x = random(T, H, seed=call)
@@ -211,7 +211,8 @@ PROGRAMS = {
     "all_to_all": run_all_to_all,
     "sequence_all_to_all": run_sequence_all_to_all,
     "qkv_all_to_all": run_qkv_all_to_all,
-    "moe": run_moe,
+    "moe gather": functools.partial(run_moe, "gather", dict(BLOCK_T=4), 2),
+    "moe pipelined": functools.partial(run_moe, "pipelined", dict(BLOCK_T=2, CHUNK=2), 4),
 }
 
 PRODUCT = ["--M", "40", "--N", "24", "--K", "16", "--warmup", "2"]

@@ -32,8 +32,10 @@ FILES = {
     "all_to_all": ["all_to_all"],
     "sequence_all_to_all": ["sequence_all_to_all"],
     "qkv_all_to_all": ["qkv_all_to_all"],
-    "moe_dispatch": ["moe"],
-    "moe_combine": ["moe"],
+    "moe_dispatch_gather": ["moe gather"],
+    "moe_dispatch_pipelined": ["moe pipelined"],
+    "moe_combine": ["moe gather"],
+    "moe_combine_pipelined": ["moe pipelined"],
 }
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.dist
 SMALL = dict(programs=3, block=16)
 
 
-METHODS = (*KERNELS, "pipelined")  # flagged takes whole words of some dtypes: it has a test of its own
+METHODS = (*KERNELS, "pipelined")  # flagged and sentinel take whole words of some dtypes: they have tests of their own
 
 
 def check(context, method, op, shape, dtype, seed, members=None, in_place=False):
@@ -79,9 +79,10 @@ def test_any_sequence_of_sizes_on_one_context(cases, ranks):
 def delayed_calls(method, calls):
     """Ranks drift apart at random; each call has a size and values of its own, so that a stale or overwritten part shows."""
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
-    context = create_all_reduce_context(96, torch.int32, method, programs=2, block=16)
+    dtype = torch.float32 if method == "sentinel" else torch.int32  # whole numbers either way
+    context = create_all_reduce_context(96, dtype, method, programs=2, block=16)
     rng, sizes = random.Random(rank), random.Random(5)
-    i = torch.arange(96, dtype=torch.int32, device=device)
+    i = torch.arange(96, dtype=dtype, device=device)
     for call in range(calls):
         n = sizes.choice([1, 20, 50, 96])
         if rng.random() < 0.05:
@@ -90,30 +91,58 @@ def delayed_calls(method, calls):
         assert torch.equal(y, (i[:n] + call) * (world * (world + 1) // 2)), call
 
 
-@pytest.mark.parametrize("method", (*METHODS, "flagged"))
+@pytest.mark.parametrize("method", (*METHODS, "flagged", "sentinel"))
 def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
     ranks(3).run(delayed_calls, method, many(150), timeout=600)
 
 
-def whole_words():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int32):
-        context = create_all_reduce_context(1000, dtype, "flagged", block=64)
+def whole_words(method, dtypes, wrong):
+    for dtype in dtypes:
+        context = create_all_reduce_context(1000, dtype, method, programs=3, block=64)
         for i, n in enumerate((2, 1000, 64, 130, 4, 998)):
             for in_place in (False, True):
                 check(context, "mesh", OPS[i % 4], (n,), dtype, seed=n, in_place=in_place)
         context.free()
-    context = create_all_reduce_context(64, torch.bfloat16, "flagged")
-    with pytest.raises(ValueError, match="all_reduce: x has 3 elements, which the method flagged does not take"):
+    context = create_all_reduce_context(64, torch.bfloat16, method)
+    with pytest.raises(ValueError, match=f"all_reduce: x has 3 elements, which the method {method} does not take"):
         all_reduce(torch.zeros(3, dtype=torch.bfloat16, device=shmem.device()), context)
     odd = torch.arange(9, dtype=torch.bfloat16, device=shmem.device())[1:]  # begins between two words
     assert torch.equal(all_reduce(odd, context).cpu(), torch.arange(1, 9).to(torch.bfloat16) * shmem.pe_count())
-    with pytest.raises(ValueError, match="the method flagged takes dtypes of 2 or 4 bytes, not torch.int64"):
-        create_all_reduce_context(64, torch.int64, "flagged")
+    with pytest.raises(ValueError, match=f"the method {method} takes .*, not {wrong}"):
+        create_all_reduce_context(64, wrong, method)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_words_that_carry_the_number_of_their_call(world, ranks):
-    ranks(world).run(whole_words, timeout=120)
+    dtypes = torch.float16, torch.bfloat16, torch.float32, torch.int32
+    ranks(world).run(whole_words, "flagged", dtypes, torch.int64, timeout=120)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_words_that_show_by_themselves_that_they_have_come(world, ranks):
+    ranks(world).run(whole_words, "sentinel", (torch.float16, torch.bfloat16, torch.float32), torch.int32, timeout=120)
+
+
+def words_like_the_sentinel():
+    """Numbers of all ones, in every place of a word, and beside other numbers."""
+    world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
+    for dtype, whole in ((torch.bfloat16, torch.int16), (torch.float16, torch.int16), (torch.float32, torch.int32)):
+        context = create_all_reduce_context(256, dtype, "sentinel", programs=2, block=16)
+        for call in range(6):
+            messages = [random_numbers(r, (256,), dtype, call) for r in range(world)]
+            ones = [torch.rand(256, generator=torch.Generator().manual_seed(call * 8 + r)) < 0.4 for r in range(world)]
+            for x, where in zip(messages, ones):
+                x.view(whole)[where] = -1
+            y = all_reduce(messages[me].to(device), context, OPS[call % 4]).cpu()
+            assert torch.equal(y.isnan(), torch.stack(ones).any(0)), (dtype, call)
+            right = in_order_of("mesh", [x.nan_to_num() for x in messages], OPS[call % 4])
+            assert torch.equal(y[~y.isnan()], right[~y.isnan()]), (dtype, call)
+        context.free()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_numbers_that_look_like_the_sentinel_are_nans_in_the_result(world, ranks):
+    ranks(world).run(words_like_the_sentinel, timeout=120)
 
 
 def not_a_number():

@@ -16,7 +16,16 @@ import torch
 
 pytestmark = pytest.mark.dist
 
-SMALL = dict(config=dict(BLOCK_T=4, BLOCK_H=64), programs=3)
+PIPELINED = dict(BLOCK_T=2, CHUNK=4, BLOCK_H=64)
+DISPATCH = {
+    "gather": dict(method="gather", config=dict(BLOCK_T=4, BLOCK_H=64), programs=3),
+    "pipelined": dict(method="pipelined", config=dict(PIPELINED, BLOCK_P=4, BLOCK_C=4), programs=4),
+}
+COMBINE = {
+    "gather": dict(config=dict(BLOCK_T=4, BLOCK_H=64), programs=3),
+    "pipelined": dict(config=dict(PIPELINED, BLOCK_S=4), programs=3),
+}
+methods = pytest.mark.parametrize("method", DISPATCH)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -54,10 +63,10 @@ def check(out, x, ids, weights, E):
     assert ((out.cpu().float() - expected).abs() <= bound).all(), (out.cpu().float() - expected).abs().max().item()
 
 
-def run_case(tokens, H, k, E, dtype, seed, placement=None, dropped=0.2, calls=2, team=0):
+def run_case(method, tokens, H, k, E, dtype, seed, placement=None, dropped=0.2, calls=2, team=0):
     rank, device = shmem.team_my_pe(team), shmem.device()
-    dispatch = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, team=team, **SMALL)
-    context = create_moe_combine_context(dispatch, **SMALL)
+    dispatch = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, team=team, **DISPATCH[method])
+    context = create_moe_combine_context(dispatch, **COMBINE[method])
     for call in range(calls):
         T = tokens[(rank + call) % len(tokens)]
         x, ids, weights = routing(T, H, k, E, dtype, seed + 100 * rank + call, dropped)
@@ -70,25 +79,26 @@ def run_case(tokens, H, k, E, dtype, seed, placement=None, dropped=0.2, calls=2,
     context.free()
 
 
-def all_sorts():
+def all_sorts(method):
     world = shmem.pe_count()
     ragged = [9, 4, 0, 7, 1, 12, 3, 5][:world]
     for dtype in DTYPES if world == 2 else [torch.bfloat16]:
-        run_case(ragged, 80, 3, 7, dtype, 1)
-    run_case(ragged, 64, 3, 6, torch.float32, 3, placement=[world - 1] * 6)
-    run_case(ragged, 1, 1, 1, torch.float32, 4, calls=1)
-    run_case(ragged, 16, 4, 9, torch.bfloat16, 5, dropped=1.0, calls=1)
-    run_case([0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
+        run_case(method, ragged, 80, 3, 7, dtype, 1)
+    run_case(method, ragged, 64, 3, 6, torch.float32, 3, placement=[world - 1] * 6)
+    run_case(method, ragged, 1, 1, 1, torch.float32, 4, calls=1)
+    run_case(method, ragged, 16, 4, 9, torch.bfloat16, 5, dropped=1.0, calls=1)
+    run_case(method, [0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
 
 
+@methods
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, ranks):
-    ranks(world).run(all_sorts, timeout=240)
+def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, method, ranks):
+    ranks(world).run(all_sorts, method, timeout=240)
 
 
-def cases(lots):
+def cases(method, lots):
     for seed, (tokens, H, k, placement, dropped) in enumerate(lots):
-        run_case(tokens, H, k, len(placement), torch.bfloat16, seed, placement, dropped)
+        run_case(method, tokens, H, k, len(placement), torch.bfloat16, seed, placement, dropped)
 
 
 def lots(world):
@@ -105,19 +115,20 @@ def lots(world):
     )
 
 
+@methods
 @settings(max_examples=3, deadline=None, database=None)
 @given(data=st.data())
-def test_any_routing(data, ranks):
+def test_any_routing(method, data, ranks):
     world = data.draw(st.sampled_from([2, 3]))
-    ranks(world).run(cases, data.draw(lots(world)), timeout=240)
+    ranks(world).run(cases, method, data.draw(lots(world)), timeout=240)
 
 
-def delayed_calls(calls):
+def delayed_calls(method, calls):
     """Ranks drift apart at random; several combines follow one dispatch, so none is held back by the next dispatch."""
     rank, device = shmem.my_pe(), shmem.device()
     H, k, E, T = 16, 2, 5, 6
-    dispatch = create_moe_dispatch_context(T, H, k, E, torch.float32, config=SMALL["config"], programs=2)
-    context = create_moe_combine_context(dispatch, config=SMALL["config"], programs=2)
+    dispatch = create_moe_dispatch_context(T, H, k, E, torch.float32, **DISPATCH[method])
+    context = create_moe_combine_context(dispatch, **COMBINE[method])
     rng = random.Random(rank)
     out = torch.empty(T, H, device=device)
     for call in range(calls):
@@ -133,24 +144,26 @@ def delayed_calls(calls):
     return True
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks, many):
-    assert all(ranks(3).run(delayed_calls, many(80), timeout=600))
+@methods
+def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
+    assert all(ranks(3).run(delayed_calls, method, many(80), timeout=600))
 
 
-def in_a_team():
+def in_a_team(method):
     teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
-    run_case([9, 4], 40, 2, 6, torch.float32, 5, team=teams[shmem.my_pe() % 2])
+    run_case(method, [9, 4], 40, 2, 6, torch.float32, 5, team=teams[shmem.my_pe() % 2])
 
 
-def test_disjoint_teams_work_side_by_side(ranks):
-    ranks(4).run(in_a_team, timeout=120)
+@methods
+def test_disjoint_teams_work_side_by_side(method, ranks):
+    ranks(4).run(in_a_team, method, timeout=120)
 
 
-def strided_and_failed():
+def strided_and_failed(method):
     device = shmem.device()
     T, H, k, E = 8, 40, 3, 6
-    dispatch = create_moe_dispatch_context(T, H, k, E, torch.float16, max_received=12, **SMALL)
-    context = create_moe_combine_context(dispatch, **SMALL)
+    dispatch = create_moe_dispatch_context(T, H, k, E, torch.float16, max_received=12, **DISPATCH[method])
+    context = create_moe_combine_context(dispatch, **COMBINE[method])
     crowded = torch.zeros(T, k, dtype=torch.int32, device=device)
     x = torch.randn(T, H).half().to(device)
     rows, _, handle = moe_dispatch(x, crowded, dispatch, check=False)
@@ -168,15 +181,16 @@ def strided_and_failed():
     assert (out[:, :4] == -7).all() and (out[:, 4 + H :] == -7).all()
 
 
-def test_a_failed_dispatch_gives_nan_and_strided_operands_work(ranks):
-    ranks(2).run(strided_and_failed)
+@methods
+def test_a_failed_dispatch_gives_nan_and_strided_operands_work(method, ranks):
+    ranks(2).run(strided_and_failed, method)
 
 
-def wrong_operands():
+def wrong_operands(method):
     rank, device = shmem.my_pe(), shmem.device()
-    create = dict(max_tokens=8, hidden=16, topk=2, num_experts=4, dtype=torch.float32, **SMALL)
+    create = dict(max_tokens=8, hidden=16, topk=2, num_experts=4, dtype=torch.float32, **DISPATCH[method])
     dispatch, other = (create_moe_dispatch_context(**create) for _ in range(2))
-    context = create_moe_combine_context(dispatch, **SMALL)
+    context = create_moe_combine_context(dispatch, **COMBINE[method])
     x, ids = torch.zeros(8, 16, device=device), torch.zeros(8, 2, dtype=torch.int64, device=device)
     y, _, handle = moe_dispatch(x, ids, dispatch)
     weights = torch.ones(8, 2, device=device)
@@ -200,9 +214,10 @@ def wrong_operands():
         create_moe_combine_context(dispatch, torch.int8)
     with pytest.raises(ValueError, match="BLOCK_Q"):
         create_moe_combine_context(dispatch, config={"BLOCK_Q": 1})
-    with pytest.raises(CollectiveMismatchError, match="programs=1"):
-        create_moe_combine_context(dispatch, programs=1 + rank)
+    with pytest.raises(CollectiveMismatchError, match="programs=2"):
+        create_moe_combine_context(dispatch, programs=2 + rank)
 
 
-def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
-    ranks(2).run(wrong_operands)
+@methods
+def test_what_does_not_fit_is_refused_by_name_on_every_rank(method, ranks):
+    ranks(2).run(wrong_operands, method)

@@ -1,7 +1,6 @@
 """moe_dispatch against a loop over experts and tokens in torch."""
 
 import random
-import sys
 import time
 
 import pytest
@@ -13,13 +12,16 @@ from triton_dist.errors import CollectiveMismatchError
 from triton_dist.kernels.moe_dispatch import create_moe_dispatch_context, moe_dispatch
 from triton_dist.kernels.moe_quantization import quantize
 from triton_dist.kernels.moe_routing import grouped
-from triton_dist.testing import Ranks
 
 import torch
 
 pytestmark = pytest.mark.dist
 
-SMALL = dict(config=dict(BLOCK_T=4, BLOCK_H=64), programs=3)
+SMALL = {
+    "gather": dict(method="gather", config=dict(BLOCK_T=4, BLOCK_H=64), programs=3),
+    "pipelined": dict(method="pipelined", config=dict(BLOCK_P=4, BLOCK_T=2, CHUNK=4, BLOCK_C=4, BLOCK_H=64), programs=4),
+}
+methods = pytest.mark.parametrize("method", SMALL)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -54,9 +56,11 @@ def check(result, xs, ids, context, rank):
     assert ((wide - rows.float()).abs() <= bound * (1 + 1e-5)).all()
 
 
-def run_case(tokens, H, k, E, dtype, seed, placement=None, fp8=False, calls=2, dropped=0.2, ids_dtype=torch.int64):
+def run_case(
+    method, tokens, H, k, E, dtype, seed, placement=None, fp8=False, calls=2, dropped=0.2, ids_dtype=torch.int64
+):  # fmt: skip
     rank, device = shmem.my_pe(), shmem.device()
-    context = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, fp8=fp8, **SMALL)
+    context = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, fp8=fp8, **SMALL[method])
     for call in range(calls):
         turn = [tokens[(r + call) % len(tokens)] for r in range(len(tokens))]
         xs, ids = routing(turn, H, k, E, dtype, seed + call, dropped, ids_dtype)
@@ -64,39 +68,27 @@ def run_case(tokens, H, k, E, dtype, seed, placement=None, fp8=False, calls=2, d
     context.free()
 
 
-def all_sorts():
+def all_sorts(method):
     world = shmem.pe_count()
     ragged = [9, 4, 0, 7, 1, 12, 3, 5][:world]
     for dtype in DTYPES if world == 2 else [torch.bfloat16]:
-        run_case(ragged, 80, 3, 7, dtype, 1)
-        run_case(ragged, 130, 2, 5, dtype, 2, fp8=True, calls=1)
-    run_case(ragged, 64, 3, 6, torch.float32, 3, placement=[world - 1] * 6, ids_dtype=torch.int32)
-    run_case(ragged, 1, 1, 1, torch.float32, 4, calls=1)
-    run_case(ragged, 16, 4, 9, torch.bfloat16, 5, dropped=1.0, calls=1)
-    run_case([0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
+        run_case(method, ragged, 80, 3, 7, dtype, 1)
+        run_case(method, ragged, 130, 2, 5, dtype, 2, fp8=True, calls=1)
+    run_case(method, ragged, 64, 3, 6, torch.float32, 3, placement=[world - 1] * 6, ids_dtype=torch.int32)
+    run_case(method, ragged, 1, 1, 1, torch.float32, 4, calls=1)
+    run_case(method, ragged, 16, 4, 9, torch.bfloat16, 5, dropped=1.0, calls=1)
+    run_case(method, [0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
 
 
+@methods
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, ranks):
-    ranks(world).run(all_sorts, timeout=240)
+def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, method, ranks):
+    ranks(world).run(all_sorts, method, timeout=240)
 
 
-def own_tokens_in_place():
-    """The way of GPUs: what stays here is stored into its rows by the sender."""
-    sys.modules["triton_dist.kernels.moe_dispatch"].PLACE_OWN = True
-    run_case([9, 4], 80, 3, 7, torch.bfloat16, 1)
-    run_case([6, 9], 200, 2, 5, torch.bfloat16, 2, fp8=True)
-    run_case([3, 5], 64, 3, 6, torch.float32, 3, placement=[1] * 6)
-
-
-def test_own_tokens_may_go_straight_into_their_rows(ranks):
-    with Ranks(ranks(2).world_size) as fresh:
-        fresh.run(own_tokens_in_place, timeout=120)
-
-
-def cases(lots):
+def cases(method, lots):
     for seed, (tokens, H, k, placement, dropped, fp8) in enumerate(lots):
-        run_case(tokens, H, k, len(placement), torch.bfloat16, seed, placement, fp8, 2, dropped)
+        run_case(method, tokens, H, k, len(placement), torch.bfloat16, seed, placement, fp8, 2, dropped)
 
 
 def lots(world):
@@ -115,19 +107,20 @@ def lots(world):
     )
 
 
+@methods
 @settings(max_examples=3, deadline=None, database=None)
 @given(data=st.data())
-def test_any_routing(data, ranks):
+def test_any_routing(method, data, ranks):
     world = data.draw(st.sampled_from([2, 3]))
-    ranks(world).run(cases, data.draw(lots(world)), timeout=240)
+    ranks(world).run(cases, method, data.draw(lots(world)), timeout=240)
 
 
-def overflow():
+def overflow(method):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
     T, H, k, E = 8, 32, 2, 4
     kinds = {"max_received": (11, 99), "max_rows": (99, 11)}
     for name, (received, rows) in kinds.items():
-        context = create_moe_dispatch_context(T, H, k, E, torch.float32, None, received, rows, **SMALL)
+        context = create_moe_dispatch_context(T, H, k, E, torch.float32, None, received, rows, **SMALL[method])
         xs, ids = routing([T] * world, H, k, E, torch.float32, 3, 0.0)
         crowded = torch.full_like(ids[rank], E - 1).to(device)  # all on the last rank: 16 tokens, 32 rows
         what = f"rank {world - 1} would get {'16 tokens' if name == 'max_received' else '32 rows'}, the context holds 11"
@@ -148,15 +141,16 @@ def overflow():
         context.free()
 
 
-def test_overflow_anywhere_is_the_same_error_everywhere_and_the_next_call_works(ranks):
-    ranks(2).run(overflow)
+@methods
+def test_overflow_anywhere_is_the_same_error_everywhere_and_the_next_call_works(method, ranks):
+    ranks(2).run(overflow, method)
 
 
-def delayed_calls(calls):
+def delayed_calls(method, calls):
     """Ranks drift apart at random; tokens, routing and sizes differ from call to call, so that anything stale shows."""
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
     H, k, E, most = 16, 2, 5, 6
-    context = create_moe_dispatch_context(most, H, k, E, torch.float32, config=SMALL["config"], programs=2)
+    context = create_moe_dispatch_context(most, H, k, E, torch.float32, **SMALL[method])
     rng = random.Random(rank)
     lots = [routing([(3 * i + 5 * r) % (most + 1) for r in range(world)], H, k, E, torch.float32, i) for i in range(12)]
     out = context.empty()
@@ -169,26 +163,28 @@ def delayed_calls(calls):
     return True
 
 
-def test_many_calls_with_ranks_delayed_at_random(ranks, many):
-    assert all(ranks(3).run(delayed_calls, many(50), timeout=600))
+@methods
+def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
+    assert all(ranks(3).run(delayed_calls, method, many(50), timeout=600))
 
 
-def in_a_team():
+def in_a_team(method):
     me, device = shmem.my_pe(), shmem.device()
     teams = [shmem.team_split_strided(0, start, 2, 2) for start in (0, 1)]
     team, rank = teams[me % 2], me // 2
-    context = create_moe_dispatch_context(9, 40, 2, 6, torch.float32, team=team, **SMALL)
+    context = create_moe_dispatch_context(9, 40, 2, 6, torch.float32, team=team, **SMALL[method])
     xs, ids = routing([9, 4], 40, 2, 6, torch.float32, me % 2)
     check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context), xs, ids, context, rank)
 
 
-def test_disjoint_teams_work_side_by_side(ranks):
-    ranks(4).run(in_a_team, timeout=120)
+@methods
+def test_disjoint_teams_work_side_by_side(method, ranks):
+    ranks(4).run(in_a_team, method, timeout=120)
 
 
-def strided_operands():
+def strided_operands(method):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
-    context = create_moe_dispatch_context(8, 40, 3, 6, torch.float16, **SMALL)
+    context = create_moe_dispatch_context(8, 40, 3, 6, torch.float16, **SMALL[method])
     xs, ids = routing([8] * world, 40, 3, 6, torch.float16, 1)
     wide = torch.full((16, 50), 9.0, dtype=torch.float16, device=device)
     wide[::2, 4:44] = xs[rank].to(device)
@@ -196,13 +192,14 @@ def strided_operands():
     check(moe_dispatch(wide[::2, 4:44], turned, context), xs, ids, context, rank)
 
 
-def test_strided_tokens_and_transposed_ids_work(ranks):
-    ranks(2).run(strided_operands)
+@methods
+def test_strided_tokens_and_transposed_ids_work(method, ranks):
+    ranks(2).run(strided_operands, method)
 
 
-def wrong_operands():
+def wrong_operands(method):
     rank, device = shmem.my_pe(), shmem.device()
-    create = dict(max_tokens=8, hidden=16, topk=2, num_experts=4, dtype=torch.float32, **SMALL)
+    create = dict(max_tokens=8, hidden=16, topk=2, num_experts=4, dtype=torch.float32, **SMALL[method])
     context = create_moe_dispatch_context(**create)
     x, ids = torch.zeros(8, 16, device=device), torch.zeros(8, 2, dtype=torch.int64, device=device)
     other = create_moe_dispatch_context(**create)
@@ -229,6 +226,10 @@ def wrong_operands():
         "give the rank of each of the 4 experts, 0 to 1": dict(placement=[0, 0, 1]),
         "max_rows is -1": dict(max_rows=-1),
         "BLOCK_Q": dict(config={"BLOCK_Q": 1}),
+        "method is 'fast': give one of gather, pipelined": dict(method="fast"),
+        "PUTTERS is 3 of 4 programs": dict(method="pipelined", config={"PUTTERS": 3}, programs=4),
+        "CHUNK is 6: give a power of two from BLOCK_T, 4, to 64": dict(method="pipelined", config={"CHUNK": 6, "BLOCK_T": 4}),
+        "programs is 2": dict(method="pipelined", config=None, programs=2),
         "do not fit 31 bits": dict(max_tokens=2**30),
     }.items():
         with pytest.raises(ValueError, match=text):
@@ -237,5 +238,6 @@ def wrong_operands():
         create_moe_dispatch_context(**create, placement=[0, 0, rank, 1])
 
 
-def test_what_does_not_fit_is_refused_by_name_on_every_rank(ranks):
-    ranks(2).run(wrong_operands)
+@methods
+def test_what_does_not_fit_is_refused_by_name_on_every_rank(method, ranks):
+    ranks(2).run(wrong_operands, method)

@@ -12,6 +12,7 @@ from triton_dist.kernels.all_reduce import METHODS as ALL_REDUCE_METHODS
 from triton_dist.kernels.allgather_gemm import METHODS as ALLGATHER_GEMM_METHODS
 from triton_dist.kernels.gemm_allreduce import METHODS as GEMM_ALLREDUCE_METHODS
 from triton_dist.kernels.gemm_reduce_scatter import METHODS as GEMM_REDUCE_SCATTER_METHODS
+from triton_dist.kernels.moe_dispatch import METHODS as MOE_DISPATCH_METHODS
 from triton_dist.shmem import world
 
 import numpy as np
@@ -39,6 +40,7 @@ METHODS = {
     "allgather_gemm": ALLGATHER_GEMM_METHODS,
     "gemm_reduce_scatter": GEMM_REDUCE_SCATTER_METHODS,
     "gemm_allreduce": GEMM_ALLREDUCE_METHODS,
+    "moe_dispatch": MOE_DISPATCH_METHODS,
 }
 
 
@@ -105,8 +107,9 @@ def every_method():
         for method in METHODS.get(name, (None,)):
             given = {} if method is None else dict(method=method)
             yield f"{name} {method or ''}", lambda create=create, given=given: create(fp16, 0, **given)
-    dispatch = CREATE["moe_dispatch"](fp16, 0)
-    yield "moe_combine", lambda: kernels.create_moe_combine_context(dispatch)
+    for method in MOE_DISPATCH_METHODS:
+        dispatch = CREATE["moe_dispatch"](fp16, 0, method=method)
+        yield f"moe_combine {method}", lambda dispatch=dispatch: kernels.create_moe_combine_context(dispatch)
     yield "barrier", kernels.create_barrier_context
 
 

@@ -18,6 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from triton_dist.kernels import all_reduce_sentinel as sentinel
+from triton_dist.kernels import moe_combine_pipelined as combine
+from triton_dist.kernels import moe_dispatch_pipelined as dispatch
 from triton_dist.kernels.all_reduce_flagged import BLOCK, NUM_WARPS, flagged_kernel
 from triton_dist.kernels.all_reduce_pipelined import BLOCK_BYTES, PARTS, pipelined_kernel
 from triton_dist.kernels.gemm_allreduce_tma import gemm_allreduce_tma_kernel
@@ -25,12 +28,14 @@ from triton_dist.kernels.gemm_reduce_scatter_tma import gemm_reduce_scatter_tma_
 from triton_dist.kernels.gemm_tma import CONFIG
 from triton_dist.kernels.moe_combine import moe_combine_kernel
 
+MULTIPROCESSORS = 132  # of an H200
 POINTERS = {
-    "i32": "ready result calls epochs state origin number rows filled read".split(),
+    "i32": "ready result calls epochs state origin number rows filled read ids owners first_expert out_counts out_origin "
+    "out_map out_tokens out_rows totals counts begun arrived counted mapped sent partial base map tokens goes".split(),
     "i64": ["ctx"],
     "fp32": ["weights"],
 }
-ALIGNED = "M N K n slot words stride_om stride_y stride_out H".split()
+ALIGNED = "M N K n slot words stride_om stride_y stride_out stride_x H".split()
 
 
 def compiled(kernel, constants, options, types):
@@ -56,6 +61,26 @@ def compiled(kernel, constants, options, types):
     }
 
 
+def shipped(config, **more):
+    """(constexprs, options) of a config."""
+    options = {name: config[name] for name in ("num_warps", "maxnreg") if name in config}
+    return {name: value for name, value in config.items() if name not in options} | more, options
+
+
+def moe_pipelined():
+    """The kernels of mixtures of experts for 4096 tokens of 4096 columns in 16 bits, and 128 of 7168 sent as fp8."""
+    results = {}
+    for size, tokens, hidden, columns, payload in (("", 4096, 4096, 128, "*bf16"), (" few", 128, 7168, 512, "*fp8e4nv")):
+        config, _ = dispatch.pipelined_config(tokens, hidden)
+        constants, options = shipped(config, K_PAD=8, COLUMNS=columns, FP8=payload == "*fp8e4nv", stride_k=1)
+        types = dict(x="*bf16", out=payload, inbox=payload, scales="*fp32", out_scales="*fp32")
+        results[f"dispatch pipelined{size}"] = compiled(dispatch.moe_dispatch_pipelined_kernel, constants, options, types)
+        constants, options = shipped(combine.pipelined_config(tokens, hidden)[0], TOPK=8, stride_wk=1)
+        types = dict.fromkeys(("y", "out", "returned"), "*bf16")
+        results[f"combine pipelined{size}"] = compiled(combine.moe_combine_pipelined_kernel, constants, options, types)
+    return results
+
+
 def main(out):
     options = {name: CONFIG[name] for name in ("num_warps", "num_stages")}
     tiles = {name: value for name, value in CONFIG.items() if name not in options}
@@ -67,9 +92,16 @@ def main(out):
         results[f"tma {name}"] = compiled(kernel, {**tiles, "B_TRANSPOSED": False}, options, types)
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
+    for module in (sentinel, dispatch, combine):
+        module.device_programs = lambda: MULTIPROCESSORS  # there may be no device to ask
+    words, warps, programs = sentinel.default_config()
+    constants = dict(OP="sum", WORLD=2, BLOCK=words, PROGRAMS=programs)
+    types = dict(x="*bf16", out="*bf16", staging="*u32")
+    results["sentinel"] = compiled(sentinel.sentinel_kernel, constants, {"num_warps": warps}, types)
     constants = dict(OP="sum", WORLD=2, BLOCK=BLOCK_BYTES // 2, PARTS=PARTS, IN_PLACE=False)
     types = dict.fromkeys(("x", "out", "staging"), "*bf16")
     results["pipelined"] = compiled(pipelined_kernel, constants, {"num_warps": 16}, types)
+    results.update(moe_pipelined())
     types = dict.fromkeys(("y", "out", "returned"), "*bf16")
     constants = dict(BLOCK_T=1, BLOCK_H=4096, TOPK=8)
     results["combine"] = compiled(moe_combine_kernel, constants, {"num_warps": 8}, types)

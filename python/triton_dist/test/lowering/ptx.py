@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Instruction:
-    guard: str  # "%p1", "!%p1" or ""
+    guard: str  # "%p1", "!%p1", a name, or ""
     opcode: str  # "atom.global.sys.release.exch.b32"
     operands: str
 
@@ -30,12 +30,12 @@ def parse(ptx):
     items = []
     for line in body.splitlines():
         line = line.split("//")[0].strip()
-        label = re.fullmatch(r"(\$L\w+):", line)
+        label = re.fullmatch(r"(\$?\w+):", line)
         if label:
             items.append(Label(label[1]))
             continue
         for text in re.split(r";", line):
-            found = re.match(r"(?:@(!?%p\d+)\s+)?([a-z][\w.:]*)\s*(.*)", text.strip())
+            found = re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", text.strip())
             if found and not text.strip().startswith("."):
                 items.append(Instruction(found[1] or "", found[2], found[3]))
     return items

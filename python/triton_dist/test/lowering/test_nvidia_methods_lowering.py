@@ -18,7 +18,10 @@ from ptx import in_loop, parse, where, width  # noqa: E402
 sys.path.remove(str(HERE))
 
 SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 65536  # compute capability 9.0
-PROGRAMS = {"tma scatter": 2, "tma all": 2, "pipelined": 2, "combine": 2}  # a multiprocessor, at the same time
+PROGRAMS = {  # a multiprocessor, at the same time
+    "tma scatter": 2, "tma all": 2, "pipelined": 2, "sentinel": 24, "combine": 2,
+    "dispatch pipelined": 2, "dispatch pipelined few": 1, "combine pipelined": 1, "combine pipelined few": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,15 @@ def test_words_travel_with_their_flags_in_single_64_bit_elements(compiled):
     assert where(code, "st", "global", "b64"), "the put"
     assert where(code, "ld", "volatile", "global", "b64"), "the poll"
     assert not where(code, "atom") and not where(code, "red"), "no signal"
+
+
+def test_words_that_show_themselves_are_put_and_polled_16_bytes_at_a_time(compiled):
+    code = parse(compiled["sentinel"]["ptx"])
+    assert where(code, "st", "global", "v4"), "the put"
+    polls = where(code, "ld", "volatile")
+    assert polls and all(width(code[i]) == 16 for i in polls)
+    assert any(in_loop(code, i) for i in polls)
+    assert not where(code, "bar") and not where(code, "atom") and not where(code, "red"), "no signal, no barrier"
 
 
 @pytest.mark.parametrize("name", ["tma scatter", "tma all"])

@@ -12,7 +12,7 @@ import pytest
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
-from triton_dist.kernels.all_reduce import FLAGGED_BYTES, flagged_bytes
+from triton_dist.kernels.all_reduce import SENTINEL_BYTES, short_bytes
 from triton_dist.kernels.arguments import chosen_method, tuned_arguments
 from triton_dist.tune import OPERATORS, tune
 from triton_dist.tune.__main__ import main
@@ -98,8 +98,8 @@ def grids(folder):
     if shmem.my_pe() == 0:
         times = [({}, 2.0), (dict(programs=16, block=2048), 1.0), (dict(method="other"), 0.5)]
         cache.write(made_of("all_gather", times, bytes=4096))
-        for power, best in enumerate(("flagged", "flagged", "mesh", "flagged"), 10):
-            other = "mesh" if best == "flagged" else "flagged"
+        for power, best in enumerate(("sentinel", "sentinel", "mesh", "sentinel"), 10):
+            other = "mesh" if best == "sentinel" else "sentinel"
             times = [(dict(method=best), 1.0), (dict(method=other), 2.0)]
             cache.write(made_of("all_reduce", times, bytes=4**power))
     shmem.barrier_all()
@@ -108,13 +108,13 @@ def grids(folder):
         found.append(tuned_arguments("create_x", "all_gather", 0, None if shmem.my_pe() else key, names))  # as the first rank
         found.append(tuned_arguments("create_x", "all_gather", 0, None, names))
         found.append(tuned_arguments("create_x", "all_gather", 0, {**key, "bytes": 1 << 20}, names))
-        found += [flagged_bytes(0, torch.bfloat16), flagged_bytes(0, torch.float32)]
+        found += [short_bytes(0, torch.bfloat16), short_bytes(0, torch.float32)]
     return [*found, tuned_arguments("create_x", "all_gather", 0, key, names)]
 
 
-def test_grids_and_the_size_up_to_which_flags_win_are_looked_up(ranks, tmp_path):
+def test_grids_and_the_size_up_to_which_short_messages_go_are_looked_up(ranks, tmp_path):
     grid = dict(programs=16, block=2048)
-    found = [grid, grid, {}, {}, 2 * 4**11, FLAGGED_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
+    found = [grid, grid, {}, {}, 2 * 4**11, SENTINEL_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
     assert ranks(2).run(grids, tmp_path) == [found] * 2
 
 

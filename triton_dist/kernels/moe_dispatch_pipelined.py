@@ -1,0 +1,325 @@
+"""MoE dispatch for GPUs, the method `pipelined` of `moe_dispatch`: the link works from the first moment on, and rows of the
+tokens that have come are written meanwhile.
+
+Some programs put (putters), the others count and place (placers), one sums the counts of the placers and tells all ranks.
+
+- Putters need no counts: a token has the same place in every inbox, in the region of its rank. They go through the tokens in
+  chunks, and say of each chunk when it is complete: `sent[s][c]`, set to the number of the call.
+- Placers number their tokens' slots by expert (`arrived` counts those that have). The sums over placers, one line of
+  E + W + 2 numbers a rank, go to every rank (`counts`; `counted[s]`, set to the number of the call). From that matrix all ranks
+  derive the row of every slot, and whether anything overflows anywhere; if so nobody places. For each of its tokens a
+  placer tells each rank the rows of the slots that live there (`rows`, -1 for the others); `mapped[s]` counts rank s's placers
+  that have done so. Then it stores its own tokens into their rows, and after that the peers', chunk after chunk, as they come.
+
+Why nothing is overwritten early, whatever the number of ranks. `begun[s]` says that rank s's call e has begun, hence that
+its call e - 1 has ended, because its calls follow one another on its stream; inboxes are written after that. Rows and counts:
+as in moe_dispatch_gather.py, a rank's counts of call e say that it has finished call e - 1; rows are written only after the
+counts of all ranks for call e are here, so nobody reads what call e - 1 left, and nobody adds to `mapped` for call e before
+its reader has finished call e - 1. The counts themselves are doubled by the parity of e. What a wait needs of a peer does not
+depend on anything that comes after the wait: nobody waits in a circle, if all programs run at the same time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+import triton_dist
+from triton_dist import language as dl
+
+from .arguments import device_programs
+from .moe_quantization import GROUP, quantize_tile
+from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, sum_lines
+
+_GROUP = tl.constexpr(GROUP)
+_MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
+
+
+@triton.jit
+def _mark_tokens(
+    ids, first_expert, goes, T, topk, E, max_tokens, stride_t, stride_k, me, world, pid,
+    PUTTERS: tl.constexpr, CHUNK: tl.constexpr, K_PAD: tl.constexpr,
+):  # fmt: skip
+    """goes[i - 1, t]: whether token t of this putter's chunks goes to the peer of step i. In a block of its own, for beside the
+    tokens' columns every thread would read all ids."""
+    j = tl.arange(0, K_PAD)[None, :]
+    n = tl.arange(0, _MARKED)
+    first = pid * CHUNK
+    while first < T:
+        t = first + n // CHUNK * (PUTTERS * CHUNK) + n % CHUNK
+        at = t[:, None].to(tl.int64) * stride_t + j * stride_k
+        e = expert_of(ids, at, (t < T)[:, None] & (j < topk), E)
+        for i in range(1, world):
+            peer = dl.owner_first(i, me, world)
+            low, high = tl.load(first_expert + peer), tl.load(first_expert + peer + 1)
+            some = tl.max(((e >= low) & (e < high)).to(tl.int32), 1)
+            tl.store(goes + (i - 1) * max_tokens + t, some, mask=t < T)
+        first += PUTTERS * _MARKED
+    tl.debug_barrier()
+
+
+@triton.jit
+def _put_tokens(
+    x, goes, inbox, scales, start, end, H, max_tokens, stride_x, me, world, ctx,
+    BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Tokens start .. start + BLOCK_P - 1, below end, to the inboxes of the peers that have one of their experts."""
+    t = start + tl.arange(0, BLOCK_P)
+    inside = t < end
+    from_row = x + t[:, None].to(tl.int64) * stride_x
+    h = tl.arange(0, BLOCK_H)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        tile = tl.load(from_row + cols, mask=inside[:, None] & (cols < H), other=0.0)
+        if FP8:
+            groups = tl.cdiv(H, _GROUP)
+            group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+            scaled, scale = quantize_tile(tile, BLOCK_P, BLOCK_H)
+            tile = scaled.to(inbox.dtype.element_ty)
+        for i in range(1, world):
+            peer = dl.owner_first(i, me, world)
+            sent = (tl.load(goes + (i - 1) * max_tokens + t, mask=inside, other=0) > 0)[:, None]
+            to = ((world - 1 - i) * max_tokens + t).to(tl.int64)[:, None]  # the peer sees this rank in its step world - i
+            tl.store(dl.symm_at(inbox, peer, ctx) + to * H + cols, tile, mask=sent & (cols < H))
+            if FP8:
+                dl.remote_store(scales + to * groups + group, scale, peer, ctx, sent & (group < groups))
+
+
+@triton.jit
+def _place_tokens(
+    tokens, scales, out, out_scales, out_origin, out_map, rows, start, end, source, H, topk, max_tokens, stride,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, FP8: tl.constexpr, QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """Tokens start .. start + BLOCK_T - 1, below end, of rank `source` into the rows of their slots. QUANTIZE: the tokens are
+    not fp8 yet."""
+    t = start + tl.arange(0, BLOCK_T)
+    inside = t < end
+    h = tl.arange(0, BLOCK_H)
+    groups = tl.cdiv(H, _GROUP)
+    row_of = ()  # of every slot, all on their way at once
+    for j in tl.static_range(K_PAD):
+        row_of += (tl.load(rows + t * topk + j, mask=inside & (j < topk), other=-1),)
+    for first in range(0, H, BLOCK_H):
+        cols = (first + h)[None, :]
+        tile = tl.load(tokens + t[:, None].to(tl.int64) * stride + cols, mask=inside[:, None] & (cols < H), other=0.0)
+        if FP8:
+            group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
+            if QUANTIZE:
+                scaled, scale = quantize_tile(tile, BLOCK_T, BLOCK_H)
+                tile = scaled.to(out.dtype.element_ty)
+            else:
+                at = scales + t[:, None].to(tl.int64) * groups + group
+                scale = tl.load(at, mask=inside[:, None] & (group < groups), other=0.0)
+        for j in tl.static_range(K_PAD):
+            to = row_of[j].to(tl.int64)[:, None]
+            tl.store(out + to * H + cols, tile, mask=(to >= 0) & (cols < H))
+            if FP8:
+                tl.store(out_scales + to * groups + group, scale, mask=(to >= 0) & (group < groups))
+    j = tl.arange(0, K_PAD)[None, :]
+    slot = t[:, None] * topk + j
+    named = inside[:, None] & (j < topk)
+    row = tl.load(rows + slot, mask=named, other=-1)
+    origin = source * max_tokens * topk + slot
+    tl.store(out_origin + row, origin, mask=row >= 0)
+    tl.store(out_map + origin, row, mask=named)
+
+
+@triton.jit
+def moe_dispatch_pipelined_kernel(
+    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
+    inbox, scales, rows, counts, begun, arrived, counted, mapped, sent, goes, partial, base, epochs,
+    T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
+    PUTTERS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    pid = tl.program_id(0)
+    placers = tl.num_programs(0) - PUTTERS - 1
+    past = tl.max(tl.load(epochs + pid + tl.arange(0, 1)), 0)  # calls before this one
+    chunks = tl.cdiv(max_tokens, CHUNK)
+    if pid < PUTTERS:
+        if pid == 0:
+            dl.notify_all(dl.signal_at(begun, me), ctx, past + 1)
+        _mark_tokens(ids, first_expert, goes, T, topk, E, max_tokens, stride_t, stride_k, me, world, pid,
+                     PUTTERS, CHUNK, K_PAD)  # fmt: skip
+        token = dl.wait(begun, past + 1, ctx, "ge", world)
+        free = dl.consume_token(inbox, token)
+        free_scales = dl.consume_token(scales, token)
+        chunk = pid
+        while chunk * CHUNK < T:
+            end = tl.minimum(chunk * CHUNK + CHUNK, T)
+            start = chunk * CHUNK
+            while start < end:
+                _put_tokens(x, goes, free, free_scales, start, end, H, max_tokens, stride_x, me, world, ctx,
+                       BLOCK_P, BLOCK_H, FP8)  # fmt: skip
+                start += BLOCK_P
+            for i in range(1, world):
+                dl.notify(dl.signal_at(sent, me * chunks + chunk), dl.owner_first(i, me, world), ctx, past + 1)
+            chunk += PUTTERS
+    elif pid < PUTTERS + placers:
+        _count_and_place(x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
+                         out_rows, totals, inbox, scales, rows, counts, arrived, counted, mapped, sent, partial, base, past,
+                         pid - PUTTERS, placers, T, H, topk, E, max_tokens, max_received, max_rows,
+                         stride_x, stride_t, stride_k, ctx, CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, FP8)  # fmt: skip
+    else:
+        c = tl.arange(0, COLUMNS)
+        width = E + world + 2
+        token = dl.wait(arrived, (past + 1) * placers, ctx)
+        line = sum_lines(dl.consume_token(partial, token), placers, c, width, COLUMNS)
+        line = tl.where(c == E + world + 1, T, line)
+        for i in range(0, world):
+            to = counts + ((past - past // 2 * 2) * world + me) * width + c
+            dl.remote_store(to, line, dl.owner_first(i + 1, me, world), ctx, c < width)
+        dl.notify_all(dl.signal_at(counted, me), ctx, past + 1)
+    tl.store(epochs + pid + tl.arange(0, 1), past + 1)
+
+
+@triton.jit
+def _count_and_place(
+    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
+    inbox, scales, rows, counts, arrived, counted, mapped, sent, partial, base, past, placer, placers,
+    T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
+    CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    width = E + world + 2  # experts, tokens that go to each rank, ids that do not exist, tokens
+    c = tl.arange(0, COLUMNS)
+
+    # Count the own tokens. The sums over placers and over ranks follow while the counts of the others come.
+    share = tl.cdiv(T, placers)
+    begin = tl.minimum(placer * share, T)
+    end = tl.minimum(begin + share, T)
+    number_by_expert(ids, first_expert, number, partial + placer * width, begin, end, topk, stride_t, stride_k, E, world,
+           BLOCK_C, K_PAD, COLUMNS)  # fmt: skip
+    dl.notify(arrived, me, ctx, 1, "add")
+    token = dl.wait(arrived, (past + 1) * placers, ctx)
+    begins = sum_lines(dl.consume_token(partial, token), placer, c, width, COLUMNS)
+
+    # The row of every slot.
+    token = dl.wait(counted, past + 1, ctx, "ge", world)
+    matrix = dl.consume_token(counts, token) + (past - past // 2 * 2) * world * width
+    total = tl.zeros((COLUMNS,), tl.int32)
+    line = tl.arange(0, 8)[:, None]
+    for first in range(0, world, 8):
+        mask = (first + line < world) & (c < width)[None, :]
+        lines = tl.load(matrix + (first + line) * width + c[None, :], mask=mask, other=0)
+        total += tl.sum(lines, 0)
+        begins += tl.sum(tl.where(first + line < me, lines, 0), 0)
+    begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
+    wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
+    failed = (wrong > 0).to(tl.int32)
+    rows_here = 0
+    for d in range(0, world):
+        low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
+        of_d = tl.sum(tl.where((c >= low) & (c < high), total, 0), 0)
+        received = tl.sum(tl.where(c == E + d, total, 0), 0)
+        begins -= tl.where((c >= low) & (c < high), tl.sum(tl.where(c < low, total, 0), 0), 0)
+        failed += (of_d > max_rows).to(tl.int32) + (received > max_received).to(tl.int32)
+        rows_here = tl.where(d == me, of_d, rows_here)
+        if placer == 0:
+            tl.store(out_tokens + d + tl.arange(0, 1), tl.load(matrix + d * width + E + world + 1 + tl.arange(0, 1)))
+            tl.store(totals + d * 3 + tl.arange(0, 1), received)
+            tl.store(totals + d * 3 + 1 + tl.arange(0, 1), of_d)
+            tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
+    tl.store(base + placer * width + c, begins, mask=c < width)
+    tl.debug_barrier()
+    if placer == 0:
+        low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)
+        here = (c >= low) & (c < high)
+        tl.store(out_counts + tl.where(here, c - low, 0), tl.where(failed > 0, 0, total), mask=here)
+        tl.store(out_rows + tl.arange(0, 1), tl.where(failed > 0, -1, rows_here))
+
+    # Tell every rank the rows of the slots that live there.
+    t_lane, j = tl.arange(0, BLOCK_C), tl.arange(0, K_PAD)
+    start = begin
+    end = tl.where(failed > 0, begin, end)
+    while start < end:
+        t = (start + t_lane)[:, None]
+        inside = (t < end) & (j < topk)[None, :]
+        slot = t * topk + j[None, :]
+        n = tl.load(number + slot, mask=inside, other=-1)
+        kept = n >= 0
+        e = tl.where(kept, expert_of(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
+        owner = tl.load(owners + e, mask=kept, other=0)
+        row = tl.where(kept, n + tl.load(base + placer * width + e, mask=kept, other=0), -1)
+        tl.store(number + slot, row, mask=inside)
+        for i in range(0, world):
+            peer = dl.owner_first(i, me, world)
+            there = tl.where(owner == peer, row, -1)
+            dl.remote_store(rows + me * max_tokens * topk + slot, there, peer, ctx, inside)
+        start += BLOCK_C
+    dl.notify_all(dl.signal_at(mapped, me), ctx, 1, "add")
+
+    # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
+    # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
+    token = dl.wait(dl.signal_at(mapped, me), (past + 1) * placers, ctx)
+    own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
+    start = placer * BLOCK_T
+    while start < tl.where(failed > 0, 0, T):
+        _place_tokens(x, scales, out, out_scales, out_origin, out_map, own_rows, start, T, me, H, topk,
+                 max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8, FP8)  # fmt: skip
+        start += placers * BLOCK_T
+    token = dl.wait(mapped, (past + 1) * placers, ctx, "ge", world)
+    rows = dl.consume_token(rows, token)
+    chunks = tl.cdiv(max_tokens, CHUNK)
+    most = tl.where(failed > 0, 0, max_tokens)
+    start = placer * BLOCK_T
+    while start < most:
+        for i in range(1, world):
+            source = dl.owner_first(i, me, world)
+            theirs = tl.max(tl.load(matrix + source * width + E + world + 1 + tl.arange(0, 1)), 0)
+            if start < theirs:
+                token = dl.wait(dl.signal_at(sent, source * chunks + start // CHUNK), past + 1, ctx)
+                region = ((i - 1) * max_tokens).to(tl.int64)
+                came = dl.consume_token(inbox, token) + region * H
+                came_scales = dl.consume_token(scales, token) + region * tl.cdiv(H, _GROUP)
+                _place_tokens(came, came_scales, out, out_scales, out_origin, out_map, rows + source * max_tokens * topk, start,
+                         theirs, source, H, topk, max_tokens, H, BLOCK_T, BLOCK_H, K_PAD, FP8, False)  # fmt: skip
+        start += placers * BLOCK_T
+
+
+def pipelined_config(max_tokens, hidden):
+    """(constexprs and launch options of the kernel, programs) that suit this process's platform."""
+    programs = device_programs()
+    if triton_dist.backend != "nvidia":
+        return dict(PUTTERS=1, CHUNK=64, BLOCK_P=64, BLOCK_C=64, BLOCK_T=64, BLOCK_H=1024), programs + 1
+    if max_tokens <= 2 * programs:  # a token a program, all of a row on its way at once
+        options = dict(BLOCK_H=min(8192, triton.next_power_of_2(hidden)), num_warps=16, maxnreg=128)
+        return dict(PUTTERS=max(programs // 2, 1), CHUNK=2, BLOCK_P=1, BLOCK_C=2, BLOCK_T=1, **options), programs
+    # maxnreg: so that two programs share a multiprocessor, as they must
+    options = dict(BLOCK_H=min(4096, triton.next_power_of_2(hidden)), num_warps=8, maxnreg=128)
+    return dict(PUTTERS=max(programs // 4, 1), CHUNK=8, BLOCK_P=4, BLOCK_C=8, BLOCK_T=2, **options), 2 * programs
+
+
+class MoeDispatchPipelined:
+    """Buffers of a context. Symmetric memory: (W - 1) * max_tokens tokens of the payload (and their scales), 4 bytes for each
+    of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens) + 1 signals."""
+
+    def __init__(self, owner, config, programs):
+        """`owner`: the MoeDispatchContext that the memory belongs to."""
+        self.owner, self.config, self.programs = owner, config, programs
+        world, max_tokens = owner.num_ranks, owner.max_tokens
+        width = owner.E + world + 2
+        self.columns = triton.next_power_of_2(width)
+        received = max((world - 1) * max_tokens, 1)
+        self.inbox = owner.tensor((received, owner.H), owner.payload_dtype)
+        self.scales = owner.tensor((received if owner.fp8 else 1, owner.groups), torch.float32)
+        self.rows, self.counts = (
+            owner.tensor(shape, torch.int32) for shape in ((world, max(max_tokens, 1), owner.topk), (2, world, width))
+        )
+        self.arrived = owner.signals(1)
+        self.begun, self.counted, self.mapped = (owner.signals(world) for _ in range(3))
+        self.sent = owner.signals(world * max(triton.cdiv(max_tokens, config["CHUNK"]), 1))
+        self.goes = owner.local(max(world - 1, 1), max_tokens)
+        self.partial, self.base = owner.local(programs, width), owner.local(programs, width)
+        self.epochs = owner.local(programs)
+
+    def __call__(self, x, ids, tokens, scales, counts, handle):
+        o = self.owner
+        moe_dispatch_pipelined_kernel[(self.programs,)](
+            x, ids, o.owner_table, o.first_expert, tokens, self.scales if scales is None else scales, counts, handle.number,
+            handle.origin, handle.map, handle.tokens, handle.rows, handle.totals, self.inbox, self.scales, self.rows,
+            self.counts, self.begun, self.arrived, self.counted, self.mapped, self.sent, self.goes, self.partial, self.base,
+            self.epochs, x.shape[0], o.H, o.topk, o.E, o.max_tokens, o.max_received, o.max_rows, x.stride(0), ids.stride(0),
+            ids.stride(1), o.table, **self.config, K_PAD=o.k_pad, COLUMNS=self.columns, FP8=o.fp8,
+        )  # fmt: skip
