@@ -26,8 +26,12 @@ Heap
     wait_signal(address, compare, value, itemsize, describe, timeout)
     stream(urgent)           a queue of work beside the current one: follow(), join(), mark(), and a context manager
                              (shmem/streams.py)
-    set_word(address)        in the order of the current stream, release: the int32 there, of any rank, becomes 1
-    take_word(address, describe)   likewise, acquire: waits until this rank's int32 there is 1, and makes it 0
+    recorder()               record(give): a function that does again what give() gives to streams, nested(): whether that
+                             is being recorded already; None where the platform cannot
+    word_setter(*addresses)  a function: in the order of the current stream, release, the int32 words there, of any rank,
+                             become 1
+    word_taker(describe, *addresses)   likewise, acquire: waits until this rank's int32 words there are 1, makes them 0
+    word_poller(describe, *addresses)   the same, where the device is idle while it waits
     end_peers()              best effort: asks the peers on this host to end
     close()                  unmaps, as far as no tensor still uses the memory
 """

@@ -231,6 +231,9 @@ class Heap:
     def stream(self, urgent):
         raise errors.UnsupportedError("ascend: work and signals in the order of streams are not available: torch_npu has none")
 
+    def recorder(self):
+        return None
+
     def end_peers(self):
         if self.control:
             self.control.peers.end()

@@ -148,17 +148,26 @@ class Heap:
     def stream(self, urgent):
         return _Now()
 
-    def set_word(self, address):
+    def recorder(self):
+        return None
+
+    def word_setter(self, *addresses):
         from ..interpreter import atomic_add
 
-        atomic_add(address, 1, 4)  # from 0
+        return lambda: [atomic_add(address, 1, 4) for address in addresses]  # from 0
 
-    def take_word(self, address, describe):
+    def word_taker(self, describe, *addresses):
         from ..interpreter import atomic_add
 
-        word = _C_INT[4].from_address(address)
-        self.control.wait(lambda: word.value == 1, lambda: f"waits {describe()}", None)
-        atomic_add(address, -1, 4)
+        def take():
+            for address in addresses:
+                word = _C_INT[4].from_address(address)
+                self.control.wait(lambda word=word: word.value == 1, lambda: f"waits {describe()}", None)
+                atomic_add(address, -1, 4)
+
+        return take
+
+    word_poller = word_taker
 
     def end_peers(self):
         if self.peers:

@@ -10,7 +10,7 @@ import os
 import torch
 
 from .. import errors
-from . import nvidia_stream, processes
+from . import nvidia_graph, nvidia_queue, nvidia_stream, processes
 from .store import StoreControl
 
 _group = itertools.count()
@@ -100,6 +100,7 @@ class Heap:
         self.control = StoreControl(store, self.rank, [one["process"] for one in descriptors])
         self._side = torch.cuda.Stream(self.device)
         self._seen = torch.empty(1, dtype=torch.int64).pin_memory()
+        self._queues = nvidia_queue.Queues(self.device)
 
     def mapped_by_all(self):
         pass
@@ -166,15 +167,32 @@ class Heap:
 
     # -- streams
     def stream(self, urgent):
-        return _Stream(self.device, urgent)
+        return nvidia_queue.Queue(self._queues, urgent)
 
-    def set_word(self, address):
-        nvidia_stream.write(torch.cuda.current_stream(self.device).cuda_stream, address, 1)
+    def recorder(self):
+        return nvidia_graph.Recorder(self._queues)
 
-    def take_word(self, address, describe):
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        nvidia_stream.wait(stream, address, 1)
-        nvidia_stream.write(stream, address, 0)
+    def word_setter(self, *addresses):
+        """A function that sets the words to 1 in the order of the current stream."""
+        return self._giver(nvidia_stream.batch(*((nvidia_stream.WRITE, address, 1) for address in addresses)))
+
+    def word_taker(self, describe, *addresses):
+        """A function that waits in the order of the current stream until the words are 1, and takes them back to 0."""
+        pairs = [[(nvidia_stream.WAIT, address, 1), (nvidia_stream.WRITE, address, 0)] for address in addresses]
+        return self._giver(nvidia_stream.batch(*sum(pairs, [])))
+
+    def word_poller(self, describe, *addresses):
+        """As word_taker, by a program of one warp. A stream that waits for a word which is not yet set looks again 45 to 90 us
+        later when the device is busy; a program looks every microsecond, but needs a multiprocessor."""
+        from .nvidia_signal import take
+
+        steps = {after - before for before, after in zip(addresses, addresses[1:])}
+        if len(steps) > 1:
+            return lambda: [take[(1,)](address, 0, 1, num_warps=1) for address in addresses]
+        return lambda: take[(1,)](addresses[0], max(steps, default=0), len(addresses), num_warps=1)
+
+    def _giver(self, batch):
+        return lambda: nvidia_stream.give(torch.cuda.current_stream(self.device).cuda_stream, batch)
 
     def end_peers(self):
         if self.control:
@@ -183,30 +201,10 @@ class Heap:
     def close(self):
         if self.control:
             torch.cuda.synchronize(self.device)
+            self._queues.close()
             self.control.close()
         if self._group is not None:
             from torch._C import _distributed_c10d as c10d
 
             c10d._unregister_process_group(self._group.group_name)
         self.handle = self.control = self._tensors = self._group = None
-
-
-class _Stream:
-    def __init__(self, device, urgent):
-        self.device, self.stream = device, torch.cuda.Stream(device, priority=-1 if urgent else 0)
-        self.guard = torch.cuda.stream(self.stream)
-
-    def follow(self, mark=None):
-        self.stream.wait_event(mark or self.mark())
-
-    def mark(self):
-        return torch.cuda.current_stream(self.device).record_event()
-
-    def join(self):
-        torch.cuda.current_stream(self.device).wait_event(self.stream.record_event())
-
-    def __enter__(self):
-        self.guard.__enter__()
-
-    def __exit__(self, *exc):
-        self.guard.__exit__(*exc)

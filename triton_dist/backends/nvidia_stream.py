@@ -11,28 +11,45 @@ import functools
 from ..errors import BackendError
 
 
+WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32 (until the word is the value or more, cyclically), _WRITE_VALUE_32
+
+
+class _Operation(ctypes.Structure):
+    """CUstreamBatchMemOpParams: a union of 48 bytes."""
+
+    _fields_ = [
+        ("operation", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("alias", ctypes.c_uint64),
+        ("unused", ctypes.c_uint64),
+    ]
+
+
 @functools.cache
 def _driver():
     try:
         library = ctypes.CDLL("libcuda.so.1")
-        calls = library.cuStreamWriteValue32_v2, library.cuStreamWaitValue32_v2
+        call = library.cuStreamBatchMemOp_v2
     except (OSError, AttributeError) as error:
         raise BackendError(f"the CUDA driver has no stream memory operations: {error}") from None
-    for call in calls:
-        call.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
-    return calls
+    call.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
+    return call
 
 
-def _check(code, what, address):
+def batch(*operations):
+    """What `give` gives to a stream: (WAIT or WRITE, address of a 32-bit word, value), one after the other. A write may be to
+    a word of a peer's device, after all that the stream was given before; a wait is for one of this device."""
+    made = (_Operation * len(operations))()
+    for one, (operation, address, value) in zip(made, operations):
+        one.operation, one.address, one.value = operation, address, value
+    return made
+
+
+def give(stream, operations):
+    """Gives a `batch` to a stream (a handle): one call of the driver, whatever their number."""
+    code = _driver()(stream, len(operations), operations, 0)
     if code:
-        raise BackendError(f"the CUDA driver refused to {what} the word at {address:#x} in the order of a stream: error {code}")
-
-
-def write(stream, address, value):
-    """Sets the 32-bit word at `address`, of this or of a peer's device, after all that `stream` (a handle) was given."""
-    _check(_driver()[0](stream, address, value, 0), "set", address)
-
-
-def wait(stream, address, value):
-    """`stream` goes on when the 32-bit word at `address`, of this device, is `value` or more (cyclically)."""
-    _check(_driver()[1](stream, address, value, 0), "wait for", address)
+        words = ", ".join(f"{one.address:#x}" for one in operations)
+        raise BackendError(f"the CUDA driver refused to set or wait for {words} in the order of a stream: error {code}")

@@ -12,9 +12,9 @@ import triton.language as tl
 
 from triton_dist import language as dl
 
-from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, send_partials
+from .gemm_reduce_scatter_tma import GemmReduceScatterTma, add_partials, end_turn, send_partials, turn_of
 from .gemm_tile import first_tile, store_tile
-from .gemm_tma import loaded_product, operands
+from .gemm_tma import loaded_product
 from .launch import Launcher
 
 
@@ -27,12 +27,10 @@ def gemm_allreduce_tma_kernel(
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
-    past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
+    past, slots, turn = turn_of(calls, M, N, world, BLOCK_M, BLOCK_N)
     shard = tl.cdiv(M, world)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    slots = tl.cdiv(shard, BLOCK_M) * tiles_n
     lanes = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    turn = tl.cast(past % 2 * world, tl.int64) * slots * BLOCK_M * BLOCK_N
     send_partials(
         a, b, staging + turn, ready, past, M, N, K, ctx,
         BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, B_TRANSPOSED,
@@ -73,8 +71,7 @@ def gemm_allreduce_tma_kernel(
             value = tl.load(dl.consume_token(theirs, token) + lanes)
             row = owner * shard + pid_m * BLOCK_M
             store_tile(out, value, row, owner * shard + rows, pid_n * BLOCK_N, N, stride_om, BLOCK_M, BLOCK_N)
-    tl.debug_barrier()  # every thread has read the old count
-    tl.store(calls + pid + tl.arange(0, 1), past + 1)
+    end_turn(calls, past)
 
 
 class GemmAllReduceTma:
@@ -83,14 +80,10 @@ class GemmAllReduceTma:
 
     def __init__(self, owner, M, N, dtype, config=None):
         """`owner`: the OperatorContext that the memory belongs to."""
-        self.launch = Launcher(gemm_allreduce_tma_kernel)
+        self.launcher = Launcher(gemm_allreduce_tma_kernel)
         self.scatter = GemmReduceScatterTma(owner, M, N, dtype, config)
         self.gathered = owner.tensor(tuple(self.scatter.staging.shape), dtype)
         self.result = owner.signals(owner.num_ranks * self.scatter.programs)
 
     def __call__(self, a, b, out):
-        s = self.scatter
-        left, right, transposed = operands(a, b, s.config)
-        buffers = s.staging, s.ready, self.gathered, self.result, s.calls
-        arguments = left, right, out, *buffers, s.M, s.N, a.shape[1], out.stride(0), s.table
-        self.launch((s.programs, 1, 1), arguments, {**s.tiles, "B_TRANSPOSED": transposed}, **s.options)
+        self.scatter.launch(self.launcher, a, b, out, self.gathered, self.result)

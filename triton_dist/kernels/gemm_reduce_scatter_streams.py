@@ -1,17 +1,19 @@
 """GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
 
-torch multiplies the rows that peers own, part by part, then the own ones, straight into `out`. A copy engine pushes each part
-into its owner's buffer as soon as it is there, while the next one is multiplied. Another stream adds to each finished part of
-`out` what the peers have pushed meanwhile. So no product waits for a peer, and all that is left at the end is the sum of the
-last part.
+torch multiplies the rows that peers own, part by part, then the own ones. A copy engine pushes each part into its owner's
+buffer as soon as it is there, while the next one is multiplied. The product of the own rows is added, as it is stored, to what
+the peers have pushed (with more than two ranks, to the sum of that): nothing is left to be done after the last product. A part
+of the own rows begins when what it is added to has come, which is in time wherever a product takes longer than its push.
 
-Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each rank's is rounded once (with
-more than two ranks the peers' sum once more), they are added in fp32, and the result is rounded. For one rounding in all use
-the method `kernel`.
+The products follow one another on the current stream, each of whole waves of tiles (stream_costs.py): the vendor's kernels deal
+out their tiles when they start, so products at the same time do not fill each other's last waves but delay each other.
 
-Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has summed the last call's. Within a call all that
-peers wait for is given to the streams before the own waits. Work is given to the streams products first, because the host may
-be slower than the device.
+Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each peer's is rounded once (with
+more than two ranks their sum once more), they are added in fp32, and the result is rounded. For one rounding in all use the
+method `kernel`.
+
+Buffers change hands by `shmem.Handoffs`: a part is pushed when its owner has added the last call's. Within a call all that
+peers wait for is given to the streams before the own waits.
 """
 
 import torch
@@ -20,8 +22,9 @@ import triton.language as tl
 
 from triton_dist import shmem
 
+from .library_product import add_product
 from .reduce_scatter import widen
-from .stream_costs import parts_of_sum, row_parts
+from .stream_costs import groups_of, slices_of_sum
 
 SUM_BLOCK = 2048
 
@@ -42,67 +45,71 @@ def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLO
 class GemmReduceScatterStreams:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; and as many of its own.
 
-    S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones; all are cut into the same parts of S.
+    S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones. All are cut into the same slices of S, which are
+    multiplied and pushed one by one; products of the own rows are of one or more slices.
     """
 
-    def __init__(self, owner, M, N, dtype):
-        """`owner`: the OperatorContext that the memory belongs to."""
+    def __init__(self, owner, M, N, dtype, results_travel=False):
+        """`owner`: the OperatorContext that the memory belongs to. results_travel: the last own slices are of use each."""
         self.M, self.N = M, N
         self.num_ranks, self.rank = owner.num_ranks, owner.rank
         self.shard = -(-M // self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard, N), dtype)
-        self.parts = row_parts(self.shard, parts_of_sum(self.shard * N * dtype.itemsize))
-        words = self.num_ranks * (len(self.parts) + 1)
-        self.handoffs = shmem.Handoffs(len(self.parts), owner.team, owner.signals(words))
-        self.push, self.sums = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
+        self.slices = slices_of_sum(self.shard, N, dtype.itemsize)
+        self.own_groups = groups_of(len(self.slices), results_travel)
+        self.handoffs = handoffs(owner, len(self.slices))
+        self.push, self.publishes = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
 
-    def rows_of(self, owner, part):
-        """(first, last) rows of a part of an owner's shard, counted in the shard: what of it the owner has."""
+    def rows_of(self, owner, group):
+        """(first, last): those rows of the slices of a group, counted in the owner's shard, that the owner has."""
         has = max(min(self.shard, self.M - owner * self.shard), 0)
-        first, last = self.parts[part]
-        return min(first, has), min(last, has)
+        return min(self.slices[group[0]][0], has), min(self.slices[group[-1]][1], has)
 
-    def __call__(self, a, b, out, finished=lambda part: None):
-        """`finished(part)` is called, on a stream of its own, when a part of `out` has been given to it."""
+    def __call__(self, a, b, out, finished=lambda group: None):
+        """`finished(group)` is called when the current stream has been given the rows of `out` of a group of slices."""
         if not self.others:
             torch.mm(a, b, out=out)
             return
-        parts = range(len(self.parts))
-        pairs = [(owner, part) for owner in self.others for part in parts]
-        sent = [(*pair, *self.multiply(a, b, *pair, self.partial[pair[0]])) for pair in pairs]
-        own = [self.multiply(a, b, self.rank, part, out) for part in parts]
+        sent = []
+        for index in range(len(self.slices)):
+            for owner in self.others:
+                first, last = self.rows_of(owner, [index])
+                start = owner * self.shard
+                torch.mm(a[start + first : start + last], b, out=self.partial[owner, first:last])
+                sent.append((index, owner, self.push.mark()))
         with self.push:
-            for owner, part, first, last, mark in sent:
+            for index, owner, mark in sent:
                 self.push.follow(mark)
-                if part == 0:
-                    self.handoffs.claim(owner)
-                self.there[owner][first:last].copy_(self.partial[owner, first:last], non_blocking=True)
-                self.handoffs.publish(owner, part)
-        with self.sums:
-            for part, (first, last, mark) in enumerate(own):
-                self.sums.follow(mark)
-                for writer in self.others:
-                    self.handoffs.receive(writer, part)
-                torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
-                if part + 1 == len(self.parts):
-                    for writer in self.others:
-                        self.handoffs.release(writer)
-                finished(part)
-        self.sums.join()
-        self.push.join()
+                self.push_slice(index, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
+        start = self.rank * self.shard
+        for group in self.own_groups:
+            for writer in self.others:
+                self.handoffs.receive(writer, *group, idle=True)
+            first, last = self.rows_of(self.rank, group)
+            add_product(self.sum_of_others(first, last), a[start + first : start + last], b, out[first:last])
+            finished(group)
+        self.publishes.join()
+        for writer in self.others:
+            self.handoffs.release(writer)
 
-    def multiply(self, a, b, owner, part, out):
-        """(first, last, mark): the rows of an owner's part of this rank's product, given to the current stream for `out`."""
-        first, last = self.rows_of(owner, part)
-        torch.mm(a[owner * self.shard + first : owner * self.shard + last], b, out=out[first:last])
-        return first, last, self.push.mark()
+    def push_slice(self, index, owner, handoffs, reader, here, there):
+        """Gives the current stream the copy of the owner's rows of a slice, `here`, into a reader's memory. Its publishing goes
+        to a stream of its own: the next copy need not wait for that."""
+        first, last = self.rows_of(owner, [index])
+        if index == 0:
+            handoffs.claim(reader)
+        there[first:last].copy_(here[first:last], non_blocking=True)
+        self.publishes.follow()
+        with self.publishes:
+            handoffs.publish(reader, index)
 
     def sum_of_others(self, first, last):
+        """Rows first to last of what the peers have pushed, added up."""
         if self.num_ranks == 2:
-            return self.arrived[1 - self.rank, first:last]
+            return self.arrived[self.others[0], first:last]
         rows = self.arrived[:, first:last]
         n = rows[0].numel()
         if n:
@@ -110,3 +117,8 @@ class GemmReduceScatterStreams:
                 rows, rows.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
             )
         return rows[self.rank]
+
+
+def handoffs(owner, slices):
+    """Handoffs of buffers of so many slices, between all ranks of an OperatorContext's team."""
+    return shmem.Handoffs(slices, owner.team, owner.signals(owner.num_ranks * (slices + 1)))

@@ -18,8 +18,22 @@ import triton.language as tl
 from triton_dist import language as dl
 
 from .gemm_tile import first_tile, store_tile
-from .gemm_tma import CONFIG, loaded_product, operands, programs
+from .gemm_tma import CONFIG, Operands, loaded_product, programs
 from .launch import Launcher
+
+
+@triton.jit
+def turn_of(calls, M, N, world, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(calls before this one, tiles of an owner who has all rows, first element of the buffer whose turn it is)."""
+    past = tl.max(tl.load(calls + tl.program_id(0) + tl.arange(0, 1)), 0)
+    slots = tl.cdiv(tl.cdiv(M, world), BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    return past, slots, tl.cast(past % 2 * world, tl.int64) * slots * BLOCK_M * BLOCK_N
+
+
+@triton.jit
+def end_turn(calls, past):
+    tl.debug_barrier()  # every thread has read the old count
+    tl.store(calls + tl.program_id(0) + tl.arange(0, 1), past + 1)
 
 
 @triton.jit
@@ -75,11 +89,10 @@ def gemm_reduce_scatter_tma_kernel(
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
-    past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
+    past, slots, turn = turn_of(calls, M, N, world, BLOCK_M, BLOCK_N)
+    buffer = staging + turn
     shard = tl.cdiv(M, world)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    slots = tl.cdiv(shard, BLOCK_M) * tiles_n
-    buffer = staging + tl.cast(past % 2 * world, tl.int64) * slots * BLOCK_M * BLOCK_N
     send_partials(
         a, b, buffer, ready, past, M, N, K, ctx,
         BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, B_TRANSPOSED,
@@ -97,8 +110,7 @@ def gemm_reduce_scatter_tma_kernel(
         count += 1
         acc = add_partials(acc, buffer, ready, tile, slots, count, ctx, BLOCK_M, BLOCK_N)
         store_tile(out, acc, pid_m * BLOCK_M, rows, pid_n * BLOCK_N, N, stride_om, BLOCK_M, BLOCK_N)
-    tl.debug_barrier()  # every thread has read the old count
-    tl.store(calls + pid + tl.arange(0, 1), past + 1)
+    end_turn(calls, past)
 
 
 class GemmReduceScatterTma:
@@ -110,7 +122,8 @@ class GemmReduceScatterTma:
         self.M, self.N, self.config = M, N, {**CONFIG, **(config or {})}
         self.options = {name: self.config[name] for name in ("num_warps", "num_stages")}
         self.tiles = {name: self.config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")}
-        self.launch, self.table = Launcher(gemm_reduce_scatter_tma_kernel), owner.table
+        self.launcher, self.operands = Launcher(gemm_reduce_scatter_tma_kernel), Operands(self.config)
+        self.table = owner.table
         world, tile = owner.num_ranks, (self.config["BLOCK_M"], self.config["BLOCK_N"])
         slots = triton.cdiv(triton.cdiv(M, world), tile[0]) * triton.cdiv(N, tile[1])
         self.programs = programs(world * slots)
@@ -119,7 +132,12 @@ class GemmReduceScatterTma:
         self.calls = owner.local(self.programs)
 
     def __call__(self, a, b, out):
-        left, right, transposed = operands(a, b, self.config)
-        arguments = left, right, out, self.staging, self.ready, self.calls, self.M, self.N, a.shape[1]
-        self.launch((self.programs, 1, 1), (*arguments, out.stride(0), self.table), {**self.tiles, "B_TRANSPOSED": transposed},
-                    **self.options)  # fmt: skip
+        self.launch(self.launcher, a, b, out)
+
+    def launch(self, launcher, a, b, out, *more):
+        """A kernel that takes, behind this one's staging and signals, `more`."""
+        left, right, transposed = self.operands(a, b)
+        buffers = self.staging, self.ready, *more, self.calls
+        arguments = left, right, out, *buffers, self.M, self.N, a.shape[1], out.stride(0), self.table
+        launcher((self.programs, 1, 1), arguments, {**self.tiles, "B_TRANSPOSED": transposed}, **self.options)
+        self.operands.forget()

@@ -43,24 +43,40 @@ def _padded(tensor):
     return torch.nn.functional.pad(tensor, (0, -columns % 16 if columns else 16, 0, 0 if rows else 1))
 
 
-def operands(a, b, config):
-    """(descriptor of a, descriptor of b, B_TRANSPOSED) for `loaded_product`.
+class Operands:
+    """`Operands(config)(a, b)` gives (descriptor of a, descriptor of b, B_TRANSPOSED) for `loaded_product`.
 
-    A matrix that a descriptor cannot stand for (rows not on 16 bytes, columns apart, empty) is copied first.
+    A matrix that a descriptor cannot stand for (rows not on 16 bytes, columns apart, empty) is copied first. Descriptors are
+    used again for operands that differ in their addresses alone.
     """
-    from triton.tools.tensor_descriptor import TensorDescriptor  # older Tritons have none
 
-    if not _readable(a):
-        a = _padded(a)
-    transposed = not _readable(b) and _readable(b.T)
-    if transposed:
-        b = b.T
-    elif not _readable(b):
-        b = _padded(b)
-    m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    left = TensorDescriptor(a, list(a.shape), list(a.stride()), [m, k])
-    right = TensorDescriptor(b, list(b.shape), list(b.stride()), [n, k] if transposed else [k, n])
-    return left, right, transposed
+    def __init__(self, config):
+        m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+        self.left, self.right = [m, k], {False: [k, n], True: [n, k]}
+        self.key = self.made = None
+
+    def __call__(self, a, b):
+        key = a.shape, a.stride(), a.data_ptr() % 16, b.shape, b.stride(), b.data_ptr() % 16
+        if key != self.key:
+            self.made, copied = self.make(a, b)
+            self.key = None if copied else key
+        else:
+            self.made[0].base, self.made[1].base = a, b  # b for b.T: their addresses and dtypes are the same
+        return self.made
+
+    def make(self, a, b):
+        from triton.tools.tensor_descriptor import TensorDescriptor  # older Tritons have none
+
+        x = a if _readable(a) else _padded(a)
+        transposed = not _readable(b) and _readable(b.T)
+        y = b.T if transposed else b if _readable(b) else _padded(b)
+        left = TensorDescriptor(x, list(x.shape), list(x.stride()), self.left)
+        right = TensorDescriptor(y, list(y.shape), list(y.stride()), self.right[transposed])
+        return (left, right, transposed), x is not a or (y is not b and not transposed)
+
+    def forget(self):
+        """Once the kernel is launched: keeps no operand's memory alive."""
+        self.made[0].base = self.made[1].base = None
 
 
 def programs(tiles):

@@ -2,10 +2,13 @@
 
 Triton binds and specialises the arguments anew in every launch. A `Launcher` remembers the compiled kernel of its last launch
 and runs it again when nothing differs that Triton would compile differently for: the values of all numbers, the dtypes of
-tensors and whether they are aligned to 16 bytes, the blocks of descriptors.
+tensors and whether they are aligned to 16 bytes, the blocks of descriptors. On nvidia it gives tensors as the addresses that
+they are: of those Triton does not ask the driver in every launch whether they are the device's.
 """
 
 import torch
+
+import triton_dist
 
 
 def _seen(argument):
@@ -17,6 +20,10 @@ def _seen(argument):
     return argument
 
 
+def _address(argument):
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
 class Launcher:
     """`Launcher(kernel)(grid, arguments, constants, **options)` is `kernel[grid](*arguments, **constants, **options)`.
 
@@ -25,14 +32,16 @@ class Launcher:
     """
 
     def __init__(self, kernel):
-        self.kernel, self.key, self.compiled = kernel, None, None
+        self.kernel, self.key, self.run = kernel, None, None
 
     def __call__(self, grid, arguments, constants, **options):
         key = [constants, grid]
         key += map(_seen, arguments)
         if key == self.key:
-            self.compiled[grid](*arguments, *constants.values())
+            if triton_dist.backend == "nvidia":
+                arguments = map(_address, arguments)
+            self.run(*arguments, *constants.values())
             return
         compiled = self.kernel[grid](*arguments, **constants, **options)
         if hasattr(compiled, "asm"):  # in the interpreter nothing is compiled
-            self.key, self.compiled = key, compiled
+            self.key, self.run = key, compiled[grid]

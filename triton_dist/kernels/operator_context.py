@@ -57,6 +57,7 @@ class OperatorContext:
         self.device = self.table.device
         self.symmetric = []  # what free() gives back; None once it has
         self.passed = None  # operands of the last call that passed its checks
+        self.replays = None  # of those operators that have Replays
         self.calls_begun, self.check_calls = 0, os.environ.get("TRITON_DIST_CHECK_CALLS", "0") not in ("", "0")
 
     def tensor(self, shape, dtype):
@@ -93,7 +94,7 @@ class OperatorContext:
     def free(self):
         """Gives the symmetric memory back. Collective over all ranks of the heap; no call may be under way."""
         need(self.name, self.symmetric is not None, "the context was freed")
-        symmetric, self.symmetric, self.passed = self.symmetric, None, None
+        symmetric, self.symmetric, self.passed, self.replays = self.symmetric, None, None, None
         for tensor in symmetric:
             shmem.aclshmem_free_tensor(tensor)
 

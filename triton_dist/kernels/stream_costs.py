@@ -4,6 +4,7 @@ They depend on shapes alone, so all ranks that give the same shapes choose alike
 multiprocessors, NVLink 18 links): measured rates, see benchmarks/README.md. Only their ratios matter for a choice.
 """
 
+import itertools
 import math
 
 MULTIPROCESSORS = 132
@@ -11,10 +12,13 @@ PRODUCT_FLOPS = 6.6e6  # of a multiprocessor, a microsecond, 16-bit operands
 MEMORY_BYTES = 4.0e6  # a microsecond
 LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
 LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the end of the peer's wait
+WORTH = 0.99  # a plan of another kind must be estimated at less than this part of the other
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
-SUM_BYTES = 2 << 20  # of a part of partial sums, at least
-TILE_M, TILE_N = 128, 256
+SLICE_BYTES, MAX_SLICES = 4 << 20, 4  # of partial sums: the least of a slice, the most slices of a rank's rows
+TILE_M, TILE_N = 256, 128  # of the vendor's kernels
+FULL = 0.93  # of a device's tiles in whole waves, at least
+LATE_US = 90.0  # that a stream may wait longer for a word than it must
 
 
 def product_us(M, N, K, dtype):
@@ -25,8 +29,40 @@ def product_us(M, N, K, dtype):
     return LAUNCH_US + max(compute, traffic)
 
 
+def rows_of_waves(waves, N):
+    """Rows of a product with N columns whose tiles are as many as run in so many waves, or fewer; 0 when it takes more."""
+    return waves * MULTIPROCESSORS // max(math.ceil(N / TILE_N), 1) * TILE_M
+
+
+def full_waves(N):
+    """The fewest waves that rows of whole tiles fill."""
+    columns = max(math.ceil(N / TILE_N), 1)
+    waves = 1
+    while rows_of_waves(waves, N) // TILE_M * columns < FULL * waves * MULTIPROCESSORS:
+        waves += 1
+    return waves
+
+
 def push_us(nbytes):
     return PUSH_US + nbytes / LINK_BYTES
+
+
+def first_rows(M, N, K, dtype, world):
+    """How many of its M own rows a rank multiplies before it has those of its peers, and then all others at once; M: every
+    shard is multiplied for itself, as it arrives."""
+    push = push_us(M * K * dtype.itemsize)
+    shard = product_us(M, N, K, dtype)
+    best, rows = shard + (world - 1) * max(shard, push), M
+    for waves in itertools.count():
+        first = rows_of_waves(waves, N)
+        if first >= M or (waves and world > 2):
+            break
+        arrived = push * (world - 1)
+        own = product_us(first, N, K, dtype) if first else 0
+        us = max(own, arrived) + product_us(world * M - first, N, K, dtype)
+        if us < WORTH * best:
+            best, rows = us, first
+    return rows
 
 
 def parts_of(nbytes):
@@ -34,10 +70,20 @@ def parts_of(nbytes):
     return max(1, min(MAX_PARTS, nbytes // PART_BYTES))
 
 
-def parts_of_sum(nbytes):
-    """The same for partial sums: two parts even of small ones, since the last part's sum is what is left to do at the end;
-    seldom more, since each costs the host a dozen calls."""
-    return 1 if nbytes < 2 * SUM_BYTES else 2 if nbytes < 32 * SUM_BYTES else MAX_PARTS
+def slices_of_sum(rows, N, itemsize):
+    """[(first, last)] of the slices that a rank's rows of partial sums are multiplied and pushed in: of whole waves of tiles,
+    and large enough to be worth handing over. At least one, empty when there are no rows."""
+    height = rows_of_waves(full_waves(N), N)
+    least = max(rows / MAX_SLICES, SLICE_BYTES / max(N * itemsize, 1))
+    height *= math.ceil(least / height) or 1
+    return [(first, min(first + height, rows)) for first in range(0, rows, height)] or [(0, 0)]
+
+
+def groups_of(slices, last_apart=False):
+    """A rank's own slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the
+    first must have come when its product begins. last_apart: those of the last one each for itself."""
+    groups = [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
+    return groups[:-1] + [[index] for index in groups[-1]] if last_apart else groups
 
 
 def row_parts(rows, parts):

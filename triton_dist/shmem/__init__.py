@@ -52,7 +52,7 @@ from .rma import (
     aclshmemx_putmem_signal,
     aclshmemx_putmem_signal_nbi,
 )
-from .streams import Handoffs, Stream
+from .streams import Handoffs, Stream, recorder
 from .teams import (
     aclshmem_team_get_config,
     barrier_all,
@@ -116,6 +116,7 @@ __all__ = [
     "pe_count",
     "peer_tensor",
     "process_group_backend",
+    "recorder",
     "set_conf_store_tls",
     "set_log_level",
     "team_destroy",

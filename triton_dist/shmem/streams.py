@@ -4,6 +4,8 @@ On `nvidia` a `Stream` is a queue of the device beside the current one. On `cpu`
 order in which it is given; so what is written with these words runs, and can be tested, there. `ascend`: not available.
 """
 
+import functools
+
 from . import codes, memory, teams, world
 
 
@@ -38,6 +40,17 @@ class Stream:
         self._stream.__exit__(*exc)
 
 
+def recorder():
+    """Records work that is given to the current stream and to others that follow and are joined, so that it can be given again
+    at once; None where the platform cannot (cpu, ascend).
+
+    Returns an object with `record(give)`, which calls give() without doing the work and returns a function that does it, in the
+    order of what is then the current stream, with the same addresses; and `nested()`, whether the current stream is being
+    recorded already. What it recorded must not be done at the same time on two streams.
+    """
+    return world.current("recorder()").heap.recorder()
+
+
 class Handoffs:
     """Buffers that one rank fills and another empties, turn by turn, each in the order of its current stream.
 
@@ -46,9 +59,13 @@ class Handoffs:
         writer: claim(reader)            waits until the reader has emptied the buffer (at first it is empty)
                 ... writes part p ...
                 publish(reader, p)       release: what the stream did before is visible to who receives
-        reader: receive(writer, p)       acquire: waits for part p
+        reader: receive(writer, p, ...)  acquire: waits for part p, or for several
                 ... reads ...
                 release(writer)          all parts may be written again
+
+    idle=True: the device has nothing else to do until the wait is over. On nvidia a program then polls, and sees the word
+    within a microsecond or two; else no multiprocessor is needed, but a wait that began in vain can last 90 us longer than
+    it must.
 
     Each word is 0 or 1, set by one side and taken back by the other, so nothing counts calls, and a captured CUDA graph
     replays right. Every part must be published and received once between claim and release.
@@ -63,31 +80,46 @@ class Handoffs:
     """
 
     def __init__(self, parts, team=codes.TEAM_WORLD, signals=None):
-        self._heap = world.current("Handoffs()").heap
+        heap = world.current("Handoffs()").heap
         ranks, me = teams.team_n_pes(team), teams.team_my_pe(team)
-        self._parts, self._rank = parts, me
         self.signals = memory.create_signals(ranks * (parts + 1)) if signals is None else signals
         self.signals[ranks * parts : ranks * (parts + 1), 0] = 1  # `free` of each reader, behind `full` of each writer and part
         teams.barrier_all()
         width = self.signals.stride(0) * self.signals.itemsize
-        first = [memory.peer_tensor(self.signals, peer, team).data_ptr() for peer in range(ranks)]
-        free = ranks * parts * width
-        self._full_here = [[first[me] + (src * parts + part) * width for part in range(parts)] for src in range(ranks)]
-        self._full_there = [[first[dst] + (me * parts + part) * width for part in range(parts)] for dst in range(ranks)]
-        self._free_here = [first[me] + free + dst * width for dst in range(ranks)]
-        self._free_there = [first[src] + free + me * width for src in range(ranks)]
+        start = [memory.peer_tensor(self.signals, peer, team).data_ptr() for peer in range(ranks)]
 
-    def claim(self, reader):
-        self._heap.take_word(self._free_here[reader], lambda: f"for rank {reader} to empty rank {self._rank}'s part buffer")
+        def full(reader, writer, part):
+            return start[reader] + (writer * parts + part) * width
+
+        def free(writer, reader):
+            return start[writer] + (ranks * parts + reader) * width
+
+        takers = {False: heap.word_taker, True: heap.word_poller}
+
+        def claimer(reader, idle):
+            return takers[idle](lambda: f"for rank {reader} to empty rank {me}'s part buffer", free(me, reader))
+
+        def receiver(writer, idle, *some):
+            text = f"for part {' and '.join(map(str, some))} of rank {writer}, at rank {me}"
+            return takers[idle](lambda: text, *(full(me, writer, part) for part in some))
+
+        peers = range(ranks)
+        self._claim = functools.cache(claimer)
+        self._publish = [[heap.word_setter(full(reader, me, part)) for part in range(parts)] for reader in peers]
+        self._receive = functools.cache(receiver)
+        self._release = [heap.word_setter(free(writer, me)) for writer in peers]
+
+    def claim(self, reader, idle=False):
+        self._claim(reader, idle)()
 
     def publish(self, reader, part):
-        self._heap.set_word(self._full_there[reader][part])
+        self._publish[reader][part]()
 
-    def receive(self, writer, part):
-        self._heap.take_word(self._full_here[writer][part], lambda: f"for part {part} of rank {writer}, at rank {self._rank}")
+    def receive(self, writer, *parts, idle=False):
+        self._receive(writer, idle, *parts)()
 
     def release(self, writer):
-        self._heap.set_word(self._free_there[writer])
+        self._release[writer]()
 
     def free(self):
         """Gives signals that were made here back. Collective over all ranks; nothing may be under way."""

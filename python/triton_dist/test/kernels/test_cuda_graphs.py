@@ -138,6 +138,35 @@ def test_a_captured_operator_replays_right(name, ranks):
     ranks(2).run(replayed, name, timeout=120)
 
 
+def called_again(name):
+    """Three sets of operands in turn, so that a context records, replays and makes calls side by side."""
+    torch.manual_seed(shmem.my_pe())
+    context, inputs, outputs, call = OPERATORS[name]()
+    sets = [(inputs, outputs)] + [([x.clone() for x in inputs], [out.clone() for out in outputs]) for _ in range(2)]
+    run = dict(allgather_gemm=kernels.allgather_gemm, gemm_reduce_scatter=kernels.gemm_reduce_scatter)
+    run = run.get(name.split()[0], kernels.gemm_allreduce)
+    for i in range(REPLAYS // 2):
+        (a, b), (out,) = sets[i % 3] if i < REPLAYS // 3 else sets[i // 7 % 3]
+        a.normal_()
+        b.normal_()
+        out.fill_(float("nan"))
+        run(a, b, context, out)
+        if i % CHECKED == 0 or i < 9:
+            found = out.clone()
+            out.fill_(float("nan"))
+            context.run(a, b, out)  # as the first call was made
+            assert torch.equal(found, out), (name, i)
+    assert sum(replay is not None for replay in context.replays.replays.values()) == 3
+    torch.cuda.synchronize()
+    shmem.barrier_all()
+    context.free()
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if "gemm" in name])
+def test_calls_with_operands_seen_before_are_replayed_right(name, ranks):
+    ranks(2).run(called_again, name, timeout=120)
+
+
 def side_by_side():
     """Small grids, so that both operators' programs fit the device at the same time."""
     torch.manual_seed(shmem.my_pe())

@@ -15,7 +15,7 @@ from triton_dist.kernels import (
     gemm_allreduce,
     gemm_reduce_scatter,
 )
-from triton_dist.kernels import stream_costs
+from triton_dist.kernels import allgather_gemm_streams, stream_costs
 
 import torch
 
@@ -84,8 +84,15 @@ def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transpo
         context.free()
 
 
+def small_parts():
+    """Small buffers are cut into parts, too."""
+    stream_costs.PART_BYTES = stream_costs.SLICE_BYTES = 256
+    stream_costs.TILE_M = stream_costs.TILE_N = 8
+    stream_costs.MULTIPROCESSORS = 4
+
+
 def all_shapes(method):
-    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256  # small buffers are cut into parts, too
+    small_parts()
     for M, N, K in SHAPES:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             gather_case(M, N, K, dtype, method, wide=N == 77)
@@ -109,20 +116,51 @@ def test_every_dtype_and_shape(method, world, ranks):
     ranks(world).run(all_shapes, method, timeout=240)
 
 
-def both_orders():
-    """Whichever way a rank consumes the shards, whatever the others do: one product, or one each, or one for each part."""
-    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
-    for launch, link in ((1e9, 1.0), (0.0, 1e9), (0.0, 1e-3)):
-        stream_costs.LAUNCH_US, stream_costs.LINK_BYTES = (launch, link) if shmem.my_pe() == 0 else (0.0, 1e9)
-        gather_case(128, 48, 32, torch.bfloat16, "streams")
+def every_order():
+    """Whichever way a rank consumes the shards, whatever the others do: all at once, one each, one for each part, or some own
+    rows first."""
+    small_parts()
+    M = 128
+    cases = [(1.0, 0, M), (1e-3, M, 0), (1e9, M, M)]
+    if shmem.pe_count() == 2:
+        cases += [(1e9, M, 40), (1.0, 8, 120), (1.0, 127, 1)]
+    for link, mine, others in cases:
+        stream_costs.LINK_BYTES = link
+        allgather_gemm_streams.first_rows = lambda *shape: mine if shmem.my_pe() == 0 else others  # noqa: B023
+        gather_case(M, 48, 32, torch.bfloat16, "streams")
 
 
-def test_a_rank_may_wait_for_all_shards_or_multiply_one_by_one(ranks):
-    ranks(2).run(both_orders)
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_multiplies_the_shards_in_any_order(world, ranks):
+    ranks(world).run(every_order)
+
+
+def test_some_rows_go_first_where_whole_waves_are_saved():
+    costs = stream_costs
+    bf16 = torch.bfloat16
+    assert costs.first_rows(4096, 4096, 4096, bf16, 2) == 4096  # whole waves already
+    first = costs.first_rows(4096, 3584, 8192, bf16, 2)  # 2 x 4 waves, or 7
+    assert 0 < first < 4096 and first in [costs.rows_of_waves(waves, 3584) for waves in (1, 2, 3)]
+    assert costs.product_us(first, 3584, 8192, bf16) >= costs.push_us(4096 * 8192 * 2)
+    assert costs.first_rows(8, 4096, 4096, bf16, 2) == costs.first_rows(8, 4096, 4096, bf16, 4) == 0
+    assert costs.first_rows(0, 4096, 4096, bf16, 2) == 0
+
+
+def test_slices_cover_a_ranks_rows_and_are_whole_waves():
+    for rows, N in ((4096, 4096), (4096, 3584), (8192, 8192), (512, 4096), (20000, 1000), (1, 1), (0, 5), (5, 0), (100, 10**6)):
+        slices = stream_costs.slices_of_sum(rows, N, 2)
+        assert slices[0][0] == 0 and slices[-1][1] == rows and len(slices) <= stream_costs.MAX_SLICES
+        assert all(end == start for (_, end), (start, _) in zip(slices, slices[1:]))
+        full = stream_costs.rows_of_waves(stream_costs.full_waves(N), N)
+        assert all((last - first) % full == 0 for first, last in slices[:-1])
+        for apart in (False, True):
+            groups = stream_costs.groups_of(len(slices), apart)
+            assert [index for group in groups for index in group] == list(range(len(slices)))
+            assert len(groups) >= min(len(slices), 2)
 
 
 def delayed(calls):
-    stream_costs.PART_BYTES = stream_costs.SUM_BYTES = 256
+    small_parts()
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
