@@ -22,22 +22,13 @@ from triton_dist.kernels import (
     gemm_allreduce,
     gemm_reduce_scatter,
 )
+from triton_dist.tune.shapes import LARGE, grid
 
 import torch
 import torch.distributed as dist
 
-SHAPES = {
-    "ag": [(4096, 4096, 4096), (4096, 3584, 8192), (8192, 8192, 8192), (1024, 8192, 8192)],
-    "rs": [(8192, 4096, 2048), (8192, 3584, 4096), (16384, 8192, 4096), (1024, 4096, 2048)],
-}
-SHAPES["ar"] = SHAPES["rs"]
+OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
 METHODS = {"ag": ["streams", "sequence"], "rs": ["tma", "streams", "sequence"], "ar": ["tma", "streams", "sequence"]}
-
-
-def grid(op):
-    """At least 60 shapes in all: few rows, narrow N and K, ragged ones."""
-    rows = (1, 8, 64, 256, 1000, 4096) if op == "ag" else (2, 16, 128, 512, 2000, 8192)
-    return [(M, N, K) for M in rows for N, K in ((4096, 4096), (512, 4096), (4096, 512), (1000, 1544))]
 
 
 class Operator:
@@ -146,7 +137,7 @@ def measure(op, shape, dtype, device, methods, rate, graphs, fused):
 def main():
     on_cpu = triton_dist.backend == "cpu"
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ops", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--ops", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
     parser.add_argument("--dtype", choices=["fp16", "bf16"], default="bf16")
     parser.add_argument("--methods", nargs="+", default=None)
     parser.add_argument("--grid", action="store_true")
@@ -158,7 +149,7 @@ def main():
     say(f"{world} ranks, {args.dtype}, {triton_dist.backend}; link {rate / 1e3:.0f} GB/s; microseconds")
     worst = {}
     for op in args.ops:
-        shapes = [(64, 48, 32)] if on_cpu else (grid(op) if args.grid else SHAPES[op])
+        shapes = [(64, 48, 32)] if on_cpu else (grid if args.grid else LARGE.get)(OPERATORS[op])
         for shape in shapes:
             methods = [None] if args.grid else (args.methods or METHODS[op])
             ratio = measure(

@@ -5,10 +5,10 @@ Things to compare are run one after the other in every sample, so that clocks, h
 
 import os
 import sys
-import time
 
 import triton_dist
 from triton_dist import shmem
+from triton_dist.tuning import timing
 
 import torch
 import torch.distributed as dist
@@ -59,13 +59,7 @@ def graphed(call, calls):
     """A function that replays a CUDA graph of `calls` calls in a row; on cpu, that makes them."""
     call()
     synchronize()
-    if triton_dist.backend != "nvidia":
-        return lambda: [call() for _ in range(calls)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for _ in range(calls):
-            call()
-    return graph.replay
+    return (timing.graphed if triton_dist.backend == "nvidia" else timing.repeated)(call, calls)
 
 
 def microseconds(things, samples=15, calls=1, graph=False, warm=3):
@@ -77,34 +71,21 @@ def microseconds(things, samples=15, calls=1, graph=False, warm=3):
     if graph:
         things = [graphed(thing, calls) for thing in things]
     elif calls > 1:
-        things = [lambda thing=thing: [thing() for _ in range(calls)] for thing in things]
+        things = [timing.repeated(thing, calls) for thing in things]
     for _ in range(warm):
         for thing in things:
             thing()
     synchronize()
-    on_device = triton_dist.backend == "nvidia"
     rows = []
     for _ in range(samples):
-        marks = [_mark(on_device)]
+        marks = [timing.mark()]
         for thing in things:
             thing()
-            marks.append(_mark(on_device))
+            marks.append(timing.mark())
         rows.append(marks)
     synchronize()
-    spans = [[_span(a, b) / calls for a, b in zip(marks, marks[1:])] for marks in rows]
+    spans = [[timing.span(a, b) / calls for a, b in zip(marks, marks[1:])] for marks in rows]
     return slowest([sorted(row[i] for row in spans)[samples // 2] for i in range(len(things))])
-
-
-def _mark(on_device):
-    if not on_device:
-        return time.perf_counter() * 1e6
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _span(a, b):
-    return b - a if isinstance(a, float) else a.elapsed_time(b) * 1e3
 
 
 def link_rate(nbytes, samples=10):

@@ -1,6 +1,6 @@
 """Mixture of experts: dispatch and combine against an index, all_to_all_single and index path, and the link.
 
-    torchrun --nproc-per-node=2 benchmarks/moe.py
+    torchrun --nproc-per-node=2 benchmarks/moe.py [--methods auto gather pipelined]
 
 Microseconds of a call, queued one after the other and, in brackets, under replay of a CUDA graph; `link` is the time that the
 bytes which must cross need at the rate of one large copy of this run, and the percentage is that over the replay's time.
@@ -12,6 +12,7 @@ import argparse
 import triton_dist
 from measure import finish, link_rate, microseconds, say, start, synchronize
 from triton_dist.kernels import create_moe_combine_context, create_moe_dispatch_context, moe_combine, moe_dispatch
+from triton_dist.kernels.moe_dispatch import METHODS
 from triton_dist.kernels.moe_quantization import quantize
 
 import torch
@@ -64,60 +65,67 @@ class Baseline:
         return out.to(y.dtype)
 
 
-def case(T, H, k, E, fp8, rate, rank, world, device):
+def case(T, H, k, E, fp8, methods, rate, rank, world, device):
     graphs = triton_dist.backend == "nvidia"
     x = torch.randn(T, H, device=device).to(torch.bfloat16)
     ids = torch.rand(T, E, device=device).topk(k).indices.to(torch.int32)
     weights = torch.rand(T, k, device=device)
-    there = create_moe_dispatch_context(T, H, k, E, torch.bfloat16, fp8=fp8)
-    back = create_moe_combine_context(there)
-    result = there.empty()
-    moe_dispatch(x, ids, there, result, check=True)
-    handle = result[2]
-    tokens = result[0][0].float() if fp8 else result[0].float()
+    out = torch.empty(T, H, dtype=torch.bfloat16, device=device)
     if fp8:
-        tokens = tokens * result[0][1].repeat_interleave(128, 1)[:, :H]
         values, scales = quantize(x)
         x_seen = values.float() * scales.repeat_interleave(128, 1)[:, :H]
     else:
         x_seen = x.float()
-    y = tokens.nan_to_num().to(torch.bfloat16)  # experts that change nothing: combine gives x times its weights' sum
-    out = torch.empty(T, H, dtype=torch.bfloat16, device=device)
-    moe_combine(y, weights, handle, back, out)
-    synchronize()
     expected = x_seen * weights.sum(1, keepdim=True)
-    error = ((out.float() - expected).norm() / expected.norm()).item()
-    if not error < 1e-2:
-        raise SystemExit(f"rank {rank}: dispatch and combine are wrong: relative error {error}")
     owner = ids // (E // world)
     crossing = sum(int((owner == r).any(1).sum()) for r in range(world) if r != rank) * H * (1 if fp8 else 2)
     returning = int((owner != rank).sum()) * H * 2
     base = Baseline(x, ids.long(), E, fp8)
-    calls = [
-        lambda: moe_dispatch(x, ids, there, result, check=False),
-        lambda: moe_combine(y, weights, handle, back, out),
-    ]
-    theirs = [base.dispatch, lambda: base.combine(y, weights)]
-    eager = microseconds([*calls, *theirs], samples=9)
-    replay = microseconds(calls, samples=9, calls=4, graph=True) if graphs else eager
     say(f"{T} tokens a rank, hidden {H}, top {k} of {E}{', fp8 dispatch' if fp8 else ''}:")
-    for i, (name, nbytes) in enumerate((("dispatch", crossing), ("combine", returning))):
-        say(
-            f"  {name:9} {eager[i]:7.1f} [{replay[i]:7.1f}] baseline {eager[2 + i]:7.1f} ({eager[2 + i] / eager[i]:.2f}x); "
-            f"{nbytes / 1e6:6.1f} MB cross, link {nbytes / rate:6.1f}: {nbytes / rate / replay[i]:.0%}"
+    for method in methods:
+        there = create_moe_dispatch_context(
+            T, H, k, E, torch.bfloat16, fp8=fp8, method=None if method == "auto" else method
         )
-    back.free()
-    there.free()
+        back = create_moe_combine_context(there)
+        result = there.empty()
+        moe_dispatch(x, ids, there, result, check=True)
+        tokens = result[0][0].float() if fp8 else result[0].float()
+        if fp8:
+            tokens = tokens * result[0][1].repeat_interleave(128, 1)[:, :H]
+        y = tokens.nan_to_num().to(torch.bfloat16)  # experts that change nothing: combine gives x times its weights' sum
+        del tokens
+        moe_combine(y, weights, result[2], back, out.fill_(float("nan")))
+        synchronize()
+        error = ((out.float() - expected).norm() / expected.norm()).item()
+        if not error < 1e-2:
+            raise SystemExit(f"rank {rank}: dispatch and combine by {method} are wrong: relative error {error}")
+        calls = [
+            lambda: moe_dispatch(x, ids, there, result, check=False),  # noqa: B023
+            lambda: moe_combine(y, weights, result[2], back, out),  # noqa: B023
+        ]
+        theirs = [base.dispatch, lambda: base.combine(y, weights)]  # noqa: B023
+        eager = microseconds([*calls, *theirs], samples=9)
+        replay = microseconds(calls, samples=9, calls=4, graph=True) if graphs else eager
+        for i, (name, nbytes) in enumerate((("dispatch", crossing), ("combine", returning))):
+            say(
+                f"  {name:9} {there.method:9} {eager[i]:7.1f} [{replay[i]:7.1f}] baseline {eager[2 + i]:7.1f} "
+                f"({eager[2 + i] / eager[i]:.2f}x); {nbytes / 1e6:6.1f} MB cross, link {nbytes / rate:6.1f}: "
+                f"{nbytes / rate / replay[i]:.0%}"
+            )
+        back.free()
+        there.free()
 
 
 def main():
     on_cpu = triton_dist.backend == "cpu"
-    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--methods", nargs="+", choices=("auto", *METHODS), default=["auto"])
+    methods = parser.parse_args().methods
     rank, world, device = start((64 << 20) if on_cpu else (4 << 30))
     rate = link_rate((1 << 20) if on_cpu else (256 << 20))
     say(f"{world} ranks, {triton_dist.backend}; link {rate / 1e3:.0f} GB/s; microseconds")
     for T, H, k, E, fp8 in [(8, 256, 2, 8, True)] if on_cpu else CASES:
-        case(T, H, k, E, fp8, rate, rank, world, device)
+        case(T, H, k, E, fp8, methods, rate, rank, world, device)
     finish()
 
 

@@ -47,3 +47,7 @@ class WaitTimeoutError(TritonDistError):
 
 class PeerLostError(TritonDistError):
     """A rank that this rank was waiting for has died, has finalized, or its kernel failed."""
+
+
+class TuningError(TritonDistError):
+    """None of the candidates of an autotuning works on all ranks."""

@@ -72,7 +72,8 @@ def create_all_gather_context(max_elements, dtype, team=0, programs=None, block=
         dtype: any torch dtype of 1, 2, 4 or 8 bytes; of the operands.
         team: team id of shmem; its ranks take part (see operator_context about teams).
         programs: programs in the largest grid; not more than the device runs at a time.
-        block: elements that a program moves at a time, a power of two, at least 16.
+        block: elements that a program moves at a time, a power of two, at least 16. programs and block None: on nvidia what
+            was measured for a message of max_elements (docs/tuning.md; also for reduce_scatter), else what suits the device.
         All of them are equal on all ranks of the team.
 
     Symmetric memory: 2 * num_ranks * max_elements elements and programs * num_ranks signals.

@@ -43,12 +43,13 @@ import triton.language as tl
 import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
+from triton_dist.tuning import crossover, measured
 
 from . import torch_ops
 from .all_reduce_flagged import AllReduceFlagged
 from .all_reduce_pipelined import AllReducePipelined
 from .all_reduce_sentinel import AllReduceSentinel
-from .arguments import need, platform_problem
+from .arguments import name_of, need, of_first_ranks, platform_problem
 from .channels import ChannelContext, end_epoch, next_epoch, round_up
 from .operator_context import begin, operands_of, passed_before
 from .reduce_scatter import OPS, accumulator, combine, fold, need_number, reduce_message, reduce_slots, widen
@@ -225,6 +226,17 @@ def in_order_of(method, parts, op="sum"):
     return torch.cat(shares).view(parts[0].shape)
 
 
+def short_bytes(team, dtype):
+    """Bytes of a message up to which `sentinel`, for integers `flagged`, is the fastest method: as measured (docs/tuning.md),
+    else by the bytes that a rank sends. Collective over all ranks of the heap."""
+    method, sent = ("sentinel", SENTINEL_BYTES) if dtype.is_floating_point else ("flagged", FLAGGED_BYTES)
+    found, world = None, shmem.team_n_pes(team)
+    if shmem.team_my_pe(team) == 0:
+        found = crossover(measured("all_reduce", dict(dtype=name_of(dtype)), world), "bytes", dict(method=method))
+    found = of_first_ranks("create_all_reduce_context: short messages", team, found)
+    return sent // max(world - 1, 1) if found is None else found
+
+
 class AllReduceContext(ChannelContext):
     """What `all_reduce` needs besides its operands. Made by `create_all_reduce_context`."""
 
@@ -244,6 +256,7 @@ class AllReduceContext(ChannelContext):
             method = "mesh" if tuned or triton_dist.backend != "nvidia" else "by size"
         self.method, self.words, self.pipelined = method, None, None
         world = self.num_ranks
+        self.short_bytes = 0
         if method == "flagged":
             self.words = AllReduceFlagged(self, max_elements, block)
         elif method == "sentinel":
@@ -251,10 +264,12 @@ class AllReduceContext(ChannelContext):
         elif method == "pipelined":
             self.pipelined = AllReducePipelined(self, max_elements, programs, block)
         elif method == "by size":
-            if dtype.is_floating_point:
-                self.words = AllReduceSentinel(self, min(max_elements, self.short_elements()))
-            elif dtype.itemsize == 4:
-                self.words = AllReduceFlagged(self, min(max_elements, self.short_elements()))
+            self.short_bytes = short_bytes(team, dtype)
+            most = min(max_elements, self.short_elements())
+            if dtype.is_floating_point and most:
+                self.words = AllReduceSentinel(self, most)
+            elif dtype.itemsize == 4 and most:
+                self.words = AllReduceFlagged(self, most)
             # chosen by the largest team, so that all ranks allocate alike
             if max(shmem.gather("create_all_reduce_context: ranks", world)) <= PIPELINED_RANKS:
                 self.pipelined = AllReducePipelined(self, max_elements)
@@ -272,8 +287,7 @@ class AllReduceContext(ChannelContext):
             self.buffers.append(self.signals(self.programs * 2 * (world - 1)))
 
     def short_elements(self):
-        nbytes = SENTINEL_BYTES if self.dtype.is_floating_point else FLAGGED_BYTES
-        return nbytes // max(self.num_ranks - 1, 1) // self.dtype.itemsize
+        return self.short_bytes // self.dtype.itemsize
 
     def special(self, n):
         """The method for a message of n elements that is no kernel of this file, or None. The same on all ranks."""

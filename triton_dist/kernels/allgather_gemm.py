@@ -37,6 +37,7 @@ from .arguments import (
     checked_method,
     chosen_method,
     device_programs,
+    name_of,
     need,
     need_apart,
     need_dtype,
@@ -225,8 +226,8 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         config: dict that overrides entries of `default_config(dtype)[0]`.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "streams" or "sequence", see the top of this file; the last two have no config and no programs, and
-            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, "sequence" for shards
-            of up to 4 MiB, else "streams"; elsewhere "kernel".
+            `streams` is not available on ascend. None: on nvidia, unless config or programs is given, the faster one that was
+            measured (docs/tuning.md), else "sequence" for shards of up to 4 MiB and "streams"; elsewhere "kernel".
 
     kernel lasts for 2^31 / (chunks in a shard) calls, for the signals are int32 and only grow: millions. Then make a new one.
 
@@ -246,7 +247,8 @@ def create_allgather_gemm_context(M, K, dtype, team=0, config=None, programs=Non
         agreed.on = f"M={M}, K={K}, {dtype}, config={config}, programs={programs}, method={method!r}"
     if method is None:
         suited = "sequence" if M * K * dtype.itemsize <= SEQUENCE_BYTES else "streams"
-        method = chosen_method(name, METHODS, suited, *given)
+        key = dict(dtype=name_of(dtype), M=M, K=K)
+        method = chosen_method(name, METHODS, suited, *given, team, "allgather_gemm", key)
     return torch_ops.register(AllGatherGemmContext(M, K, dtype, team, config, programs, method))
 
 

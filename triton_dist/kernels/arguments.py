@@ -8,6 +8,7 @@ import torch
 import triton_dist
 from triton_dist import shmem
 from triton_dist.shmem.world import as_int
+from triton_dist.tuning import lookup
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 KERNEL_METHODS = ("kernel", "one_shot", "two_shot")  # portable kernels of this library, which can be tuned
@@ -35,6 +36,11 @@ def need_int(call, name, value, least=0):
     whole = as_int(value)
     need(call, whole is not None and whole >= least, f"{name} is {value!r}: give an integer of {least} or more")
     return whole
+
+
+def name_of(dtype):
+    """As keys of measured times have it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def need_dtype(call, dtype, dtypes):
@@ -174,11 +180,38 @@ def checked_method(call, method, methods, config, programs):
     need(call, fits, f"config and programs are for the methods {', '.join(KERNEL_METHODS)}; the method {method} takes neither")
 
 
-def chosen_method(call, methods, suited, config, programs):
-    """The method where the user left it open: the one that suits the size on nvidia, unless config or programs is given or the
-    teams of the heap would choose differently (they allocate alike); else the portable kernel. Collective over all ranks of
-    the heap on nvidia."""
+def chosen_method(call, methods, suited, config, programs, team, operator, key):
+    """The method where the user left it open: on nvidia, unless config or programs is given, the best one that was measured
+    for `key` (see `tuning.lookup`), else the one that suits the size; methods[0], the portable kernel, elsewhere and where the
+    teams of the heap would choose differently (they allocate alike). The first rank of a team chooses for all of it, since
+    its ranks may have different caches. Collective over all ranks of the heap on nvidia."""
     if triton_dist.backend != "nvidia":
         return methods[0]
-    suited = methods[0] if config is not None or programs is not None else suited
-    return suited if len(set(shmem.gather(f"{call}: method", suited))) == 1 else methods[0]
+    if config is not None or programs is not None:
+        suited = methods[0]
+    elif shmem.team_my_pe(team) == 0:
+        found = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: candidate.get("method") in methods)
+        suited = found["method"] if found else suited
+    chosen = of_first_ranks(f"{call}: method", team, suited)
+    return methods[0] if chosen is None else chosen
+
+
+def tuned_arguments(call, operator, team, key, names):
+    """What was measured to be the best for `key`: a dict of some of the arguments `names` of the operator's create function,
+    alike on all ranks of the heap; {} elsewhere than on nvidia, where nothing was measured, where the teams of the heap differ,
+    and when key is None, because the user leaves no choice. Collective over all ranks of the heap on nvidia."""
+    if triton_dist.backend != "nvidia":
+        return {}
+    found = None
+    if key is not None and shmem.team_my_pe(team) == 0:
+        found = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: set(candidate) <= set(names))
+    return of_first_ranks(f"{call}: tuned arguments", team, found) or {}
+
+
+def of_first_ranks(call, team, value):
+    """The `value` (anything JSON) of the team's first rank, whose cache of measured times counts; None when the first ranks of
+    the teams have different ones, since all ranks of the heap allocate alike. Collective over all ranks of the heap."""
+    first = shmem.team_translate_pe(team, 0, 0)
+    said = shmem.gather(call, [first, value])
+    values = [said[one][1] for one, _ in said]
+    return values[0] if all(one == values[0] for one in values) else None

@@ -13,10 +13,11 @@ import triton.language as tl
 
 import triton_dist
 
-from .arguments import device_programs, need, need_int, need_operand, overlap
+from .arguments import device_programs, name_of, need, need_int, need_operand, overlap, tuned_arguments
 from .launch import Launcher
 from .operator_context import OperatorContext, agreement
 
+TUNED = ("all_gather", "reduce_scatter")  # whose grids are looked up among measured ones when the user leaves them open
 ALIGN = 16  # elements to which slots and shares are rounded up, so that each begins on 16 bytes
 
 
@@ -59,7 +60,7 @@ class ChannelContext(OperatorContext):
     """
 
     def __init__(self, name, max_elements, dtype, dtypes, team, programs, block, more="", problem=None):
-        create = f"create_{name}_context"
+        create, open_grid = f"create_{name}_context", programs is None and block is None
         with agreement(create, team) as agreed:
             need(create, problem is None, problem)
             dtypes(create, dtype)
@@ -69,6 +70,10 @@ class ChannelContext(OperatorContext):
             power = block >= ALIGN and block & (block - 1) == 0
             need(create, power, f"block is {block}: give a power of two, at least {ALIGN}")
             agreed.on = f"max_elements={max_elements}, {dtype}, {more}programs={programs}, block={block}"
+        if name in TUNED:
+            key = dict(dtype=name_of(dtype), bytes=max_elements * dtype.itemsize) if open_grid else None
+            tuned = tuned_arguments(create, name, team, key, ("programs", "block"))
+            programs, block = tuned.get("programs", programs), tuned.get("block", block)
         super().__init__(name, team)
         self.max_elements, self.dtype, self.programs, self.block = max_elements, dtype, programs, block
         self.slot = round_up(max_elements)  # elements of a slot that holds a message

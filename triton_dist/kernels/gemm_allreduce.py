@@ -252,7 +252,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     """
     name = "create_gemm_allreduce_context"
     M, N, config, programs, method = settle(
-        name, M, N, dtype, team, config, programs, method, METHODS, STREAMS_BYTES
+        name, "gemm_allreduce", M, N, dtype, team, config, programs, method, METHODS, STREAMS_BYTES
     )
     return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 

@@ -46,6 +46,7 @@ from .arguments import (
     checked_method,
     chosen_method,
     device_programs,
+    name_of,
     need,
     need_apart,
     need_dtype,
@@ -153,7 +154,7 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
+def settle(function, operator, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
     """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
     supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     with agreement(function, team) as agreed:
@@ -171,7 +172,8 @@ def settle(function, M, N, dtype, team, config, programs, method, methods, strea
         tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
         large = shard * N * dtype.itemsize >= streams_bytes
         suited = "streams" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
-        method = chosen_method(function, methods, suited, *given)
+        possible, key = [one for one in methods if one != "tma" or tiled], dict(dtype=name_of(dtype), M=M, N=N)
+        method = chosen_method(function, possible, suited, *given, team, operator, key)
     return M, N, config, programs, method
 
 
@@ -268,8 +270,9 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
         method: "kernel", "tma", "streams" or "sequence", see the top of this file; the last three have no config and no
             programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams is not available on ascend.
-            None: on nvidia, unless config or programs is given, "streams" where a rank's rows have 16 MiB or more, else
-            "tma" where it can and has 64 tiles or more, else "sequence"; elsewhere "kernel".
+            None: on nvidia, unless config or programs is given, the fastest that was measured (docs/tuning.md); where none
+            was, "streams" where a rank's rows have 16 MiB or more, else "tma" where it can and has 64 tiles or more, else
+            "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
     2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams M * N, and signals.
@@ -277,7 +280,7 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
     alike, before anybody communicates.
     """
     name = "create_gemm_reduce_scatter_context"
-    M, N, config, programs, method = settle(name, M, N, dtype, team, config, programs, method, METHODS)
+    M, N, config, programs, method = settle(name, "gemm_reduce_scatter", M, N, dtype, team, config, programs, method, METHODS)
     return torch_ops.register(GemmReduceScatterContext(M, N, dtype, team, config, programs, method))
 
 

@@ -26,6 +26,7 @@ from .arguments import (
     LAUNCH_OPTIONS,
     checked_config,
     chosen_method,
+    name_of,
     need,
     need_dtype,
     need_int,
@@ -71,8 +72,9 @@ def create_moe_dispatch_context(
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(method, max_tokens, hidden)[0]`, of gather when method is None.
         programs: programs in the grid; not more than the device runs at a time.
-        method: "gather" or "pipelined"; see the top of this file. None: on nvidia, unless config or programs is given,
-            pipelined, where max_received holds the tokens of all peers; else gather.
+        method: "gather" or "pipelined"; see the top of this file. None: on nvidia, unless config or programs is given and
+            where max_received holds the tokens of all peers, the faster one that was measured (docs/tuning.md), else pipelined;
+            in all other cases gather.
 
     Symmetric memory: gather max_received, pipelined (num_ranks - 1) * max_tokens times H elements of the payload (and its
     scales); and some words for every row or slot, see the methods' files.
@@ -107,7 +109,9 @@ def create_moe_dispatch_context(
         )
     if method is None:
         suited = "pipelined" if max_received >= (world - 1) * max_tokens else "gather"
-        method = chosen_method(name, list(METHODS), suited, *given)
+        possible = ["gather", "pipelined"] if suited == "pipelined" else ["gather"]
+        key = dict(tokens=max_tokens, hidden=hidden, topk=topk, experts=num_experts, fp8=bool(fp8), dtype=name_of(dtype))
+        method = chosen_method(name, possible, suited, *given, team, "moe_dispatch", key)
         if method != meant:
             config, programs = default_config(method, max_tokens, hidden)
     if fp8:  # whole groups at a time

@@ -32,7 +32,6 @@ from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
 _MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
-STREAMED = tl.constexpr(".cs")  # rows are not read again here: they leave the cache before what has come does
 
 
 @triton.jit
@@ -112,7 +111,7 @@ def _place_tokens(
                 scale = tl.load(at, mask=inside[:, None] & (group < groups), other=0.0)
         for j in tl.static_range(K_PAD):
             to = row_of[j].to(tl.int64)[:, None]
-            tl.store(out + to * H + cols, tile, mask=(to >= 0) & (cols < H), cache_modifier=STREAMED)
+            tl.store(out + to * H + cols, tile, mask=(to >= 0) & (cols < H))
             if FP8:
                 tl.store(out_scales + to * groups + group, scale, mask=(to >= 0) & (group < groups))
     j = tl.arange(0, K_PAD)[None, :]
@@ -251,12 +250,15 @@ def _count_and_place(
         start += BLOCK_C
     dl.notify_all(dl.signal_at(mapped, me), ctx, 1, "add")
 
-    # The own tokens, then the peers', a group of BLOCK_T at a time.
-    start = begin
-    while start < end:
-        _place_tokens(x, scales, out, out_scales, out_origin, out_map, rows + me * max_tokens * topk, start, end, me, H, topk,
+    # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
+    # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
+    token = dl.wait(dl.signal_at(mapped, me), (past + 1) * placers, ctx)
+    own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
+    start = placer * BLOCK_T
+    while start < tl.where(failed > 0, 0, T):
+        _place_tokens(x, scales, out, out_scales, out_origin, out_map, own_rows, start, T, me, H, topk,
                  max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8, FP8)  # fmt: skip
-        start += BLOCK_T
+        start += placers * BLOCK_T
     token = dl.wait(mapped, (past + 1) * placers, ctx, "ge", world)
     rows = dl.consume_token(rows, token)
     chunks = tl.cdiv(max_tokens, CHUNK)

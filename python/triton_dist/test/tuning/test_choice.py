@@ -1,0 +1,201 @@
+"""What contexts with method=None choose from measured times, alike on all ranks; the command that measures them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+import triton_dist  # noqa: F401  before triton
+from triton_dist import shmem
+from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
+from triton_dist.kernels.all_reduce import SENTINEL_BYTES, short_bytes
+from triton_dist.kernels.arguments import chosen_method, tuned_arguments
+from triton_dist.tune import OPERATORS, tune
+from triton_dist.tune.__main__ import main
+from triton_dist.tune.shapes import defaults
+from triton_dist.tuning import cache, entries, identity, lookup
+
+import torch
+
+pytestmark = pytest.mark.dist
+
+METHODS = ("kernel", "tma", "streams", "sequence")
+KEY = dict(dtype="bfloat16", M=64, N=64)
+
+
+def best_is(method, world=2, **key):
+    times = {**dict(kernel=4.0, tma=3.0, streams=3.0, sequence=2.0), method: 1.0}
+    rows = [dict(candidate=dict(method=one), microseconds=dict(queued=us)) for one, us in times.items()]
+    where = "NVIDIA H200", world, {**KEY, "K": 64, **key}, identity.operators_digest()
+    return entries.make("gemm_reduce_scatter", *where, rows)
+
+
+def chosen(suited="sequence", team=0, methods=METHODS, config=None, **key):
+    """As an nvidia platform with an H200 would choose."""
+    with h200():
+        return chosen_method("create_x_context", methods, suited, config, None, team, "gemm_reduce_scatter", {**KEY, **key})
+
+
+def own_caches(folder):
+    me = shmem.my_pe()
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder / str(me))
+    found = [chosen()]  # nobody has measured: the estimate
+    if me == 1:
+        cache.write(best_is("tma"))
+    found.append(chosen())  # the first rank alone counts
+    if me == 0:
+        cache.write(best_is("streams"))
+    found.append(chosen())
+    found.append(chosen(config=dict(BLOCK_M=64)))  # the user's config is the portable kernel's
+    found.append(chosen(methods=("kernel", "sequence")))  # what is not possible is not chosen
+    found.append(chosen(suited="sequence" if me else "tma", M=9999))  # even an estimate is the first rank's
+    return found
+
+
+def test_the_first_ranks_cache_chooses_for_all(ranks, tmp_path):
+    found = ranks(2).run(own_caches, tmp_path)
+    assert found[0] == found[1] == ["sequence", "sequence", "streams", "kernel", "sequence", "tma"]
+
+
+def teams(folder):
+    me = shmem.my_pe()
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder / str(me))
+    pair, alone = shmem.team_split_strided(0, 0, 1, 2), shmem.team_split_strided(0, 2, 1, 1)
+    team = pair if me < 2 else alone
+    if me == 0:
+        cache.write(best_is("streams"))
+    found = [chosen(team=team)]
+    if me == 2:
+        cache.write(best_is("streams", world=1))
+    return [*found, chosen(team=team)]
+
+
+def test_teams_that_would_choose_differently_take_the_portable_kernel(ranks, tmp_path):
+    assert ranks(3).run(teams, tmp_path) == [["kernel", "streams"]] * 3
+
+
+def h200():
+    """As if the platform were nvidia with an H200."""
+    both = contextlib.ExitStack()
+    both.enter_context(mock.patch.object(triton_dist, "backend", "nvidia"))
+    both.enter_context(mock.patch.object(identity, "device_name", lambda: "NVIDIA H200"))
+    return both
+
+
+def made_of(operator, times, **key):
+    """An entry; times: [(candidate, microseconds)]."""
+    rows = [dict(candidate=candidate, microseconds=dict(queued=us)) for candidate, us in times]
+    return entries.make(operator, "NVIDIA H200", 2, dict(dtype="bfloat16", **key), identity.operators_digest(), rows)
+
+
+def grids(folder):
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder)
+    names, key = ("programs", "block"), dict(dtype="bfloat16", bytes=4096)
+    if shmem.my_pe() == 0:
+        times = [({}, 2.0), (dict(programs=16, block=2048), 1.0), (dict(method="other"), 0.5)]
+        cache.write(made_of("all_gather", times, bytes=4096))
+        for power, best in enumerate(("sentinel", "sentinel", "mesh", "sentinel"), 10):
+            other = "mesh" if best == "sentinel" else "sentinel"
+            times = [(dict(method=best), 1.0), (dict(method=other), 2.0)]
+            cache.write(made_of("all_reduce", times, bytes=4**power))
+    shmem.barrier_all()
+    with h200():
+        found = [tuned_arguments("create_x", "all_gather", 0, key, names)]
+        found.append(tuned_arguments("create_x", "all_gather", 0, None if shmem.my_pe() else key, names))  # as the first rank
+        found.append(tuned_arguments("create_x", "all_gather", 0, None, names))
+        found.append(tuned_arguments("create_x", "all_gather", 0, {**key, "bytes": 1 << 20}, names))
+        found += [short_bytes(0, torch.bfloat16), short_bytes(0, torch.float32)]
+    return [*found, tuned_arguments("create_x", "all_gather", 0, key, names)]
+
+
+def test_grids_and_the_size_up_to_which_short_messages_go_are_looked_up(ranks, tmp_path):
+    grid = dict(programs=16, block=2048)
+    found = [grid, grid, {}, {}, 2 * 4**11, SENTINEL_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
+    assert ranks(2).run(grids, tmp_path) == [found] * 2
+
+
+def measured_on_cpu(folder):
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder)
+    found = tune("gemm_reduce_scatter", (20, 8, 16), torch.float16, samples=1)
+    assert found.baseline is None and [one.candidate["method"] for one in found.timings] == list(METHODS)
+    assert all(one.microseconds or "tma" in str(one.candidate) for one in found.timings)
+    assert tune("gemm_reduce_scatter", (20, 8, 16), torch.float16, samples=1).origin == "cache"
+    key = dict(dtype="float16", M=20, N=8)
+    assert lookup("gemm_reduce_scatter", key, shmem.pe_count()) == found.best
+    with pytest.raises(ValueError, match="the shape is .*: give M, N, K"):
+        tune("gemm_reduce_scatter", (20, 8), torch.float16)
+    with pytest.raises(ValueError, match="the operator is 'gemm': give one of"):
+        tune("gemm", (20, 8, 4), torch.float16)
+    context = create_gemm_reduce_scatter_context(20, 8, torch.float16, **found.best)
+    a, b = torch.ones(20, 16).half(), torch.ones(16, 8).half()
+    assert (gemm_reduce_scatter(a, b, context) == 16 * shmem.pe_count()).all()
+    return found.best
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_program_tunes_and_its_contexts_find_it(world, ranks, tmp_path):
+    if triton_dist.backend != "cpu":
+        pytest.skip("the candidates are those of the cpu platform")
+    found = ranks(world).run(measured_on_cpu, tmp_path, timeout=120)
+    assert all(one == found[0] for one in found)
+
+
+def command(ranks, *arguments, folder, world=2):
+    ranks(world)  # skips where there are too few devices
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {**inherited, "TRITON_DIST_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}"]
+    return subprocess.run(
+        [*start, "-m", "triton_dist.tune", *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_the_command_measures_every_operator_and_writes_a_table(ranks, tmp_path):
+    file = tmp_path / "tables" / "here.json"
+    ran = command(ranks, *OPERATORS, "--samples", "1", "--output", str(file), folder=tmp_path / "cache")
+    assert ran.returncode == 0, ran.stderr
+    found = entries.read_file(file)
+    assert {one["operator"] for one in found} == set(OPERATORS)
+    for one in found:
+        assert one["world"] == 2 and any("microseconds" in row for row in one["timings"])
+        assert f"{one['operator']} dtype=bfloat16" in ran.stdout
+    assert not (tmp_path / "cache").exists()
+    assert "of torch.distributed's way" in ran.stdout
+
+
+def test_the_command_keeps_shapes_in_the_cache_and_measures_them_once(ranks, tmp_path):
+    arguments = ("gemm_allreduce", "--shapes", "8,8,8", "16,8,8", "--dtype", "fp16", "--samples", "1")
+    first, second = (command(ranks, *arguments, folder=tmp_path) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout.count("(measured)") == 2 and second.stdout.count("(cache)") == 2
+    keys = [json.loads(path.read_text())["entries"][0]["key"] for path in tmp_path.glob("tuned/gemm_allreduce/*.json")]
+    assert sorted(key["M"] for key in keys) == [8, 16]
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["gemm"], "invalid choice: 'gemm'"),
+        (["gemm_allreduce", "--shapes", "8,8"], "gemm_allreduce takes M,N,K"),
+        (["gemm_allreduce", "--shapes", "8,x,8"], "no list of whole numbers"),
+        (["gemm_allreduce"], "torchrun --nproc-per-node=2"),
+    ],
+)
+def test_the_command_says_what_is_wrong_with_its_arguments(arguments, text, monkeypatch, capsys):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2 and text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_default_shapes_have_the_operators_sizes(operator):
+    for on_cpu in (False, True):
+        shapes = defaults(operator, on_cpu)
+        assert shapes and len(set(shapes)) == len(shapes)
+        assert all(len(shape) == len(OPERATORS[operator].sizes) for shape in shapes)
