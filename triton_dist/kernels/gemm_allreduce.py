@@ -52,7 +52,7 @@ from .replays import Replays
 
 METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
 SLOTS = tl.constexpr(4)
-STREAMS_BYTES = 128 << 20  # of a rank's rows, from which products of the library and copy engines win
+STREAMS_BYTES = 28 << 20  # of a rank's rows, from which products of the library and copy engines win
 
 
 @triton.jit

@@ -39,7 +39,7 @@ from .arguments import (
 )
 from .moe_combine_pipelined import MoeCombinePipelined, pipelined_config
 from .moe_dispatch_context import MoeDispatchContext
-from .moe_routing import need_pipeline
+from .moe_routing import fit_putters, need_pipeline
 from .operator_context import OperatorContext, agreement, begin
 
 
@@ -193,7 +193,7 @@ def create_moe_combine_context(dispatch, dtype=None, config=None, programs=None)
         dtype = dispatch.dtype if dtype is None else dtype
         need_dtype(name, dtype, FLOATS)
         pipelined = dispatch.method == "pipelined"
-        defaults = default_config(dispatch.method, dispatch.max_tokens, dispatch.H)
+        defaults = fit_putters(default_config(dispatch.method, dispatch.max_tokens, dispatch.H), programs)
         least = dict(programs=2 if pipelined else 1)
         config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
         if pipelined:

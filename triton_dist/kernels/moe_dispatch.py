@@ -36,7 +36,7 @@ from .moe_dispatch_context import METHODS, MoeDispatchContext
 from .moe_dispatch_gather import gather_config
 from .moe_dispatch_pipelined import pipelined_config
 from .moe_quantization import GROUP
-from .moe_routing import expert_owners, grouped, need_pipeline
+from .moe_routing import expert_owners, fit_putters, grouped, need_pipeline
 from .operator_context import agreement, begin
 
 
@@ -98,7 +98,7 @@ def create_moe_dispatch_context(
         meant = method or "gather"  # by a config
         least = dict(programs=3 if meant == "pipelined" else 1)
         given = config, programs
-        defaults = default_config(meant, max_tokens, hidden)
+        defaults = fit_putters(default_config(meant, max_tokens, hidden), programs)
         config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
         if meant == "pipelined":
             need_pipeline(name, config, programs, 2)

@@ -30,6 +30,14 @@ def expert_owners(call, placement, num_experts, world):
     return owners
 
 
+def fit_putters(defaults, programs):
+    """The defaults of a method, with no more than half of the user's programs, if given, as putters."""
+    config, default_programs = defaults
+    if "PUTTERS" in config and isinstance(programs, int):
+        config = {**config, "PUTTERS": max(min(config["PUTTERS"], programs // 2), 1)}
+    return config, default_programs
+
+
 def need_pipeline(call, config, programs, others):
     """ValueError unless the config of a method `pipelined` leaves `others` programs besides the putters, and its chunks are
     made of whole blocks of tokens."""
