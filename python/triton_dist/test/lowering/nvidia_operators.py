@@ -22,6 +22,9 @@ from triton.runtime.jit import JITFunction
 
 from nvidia_methods import usage
 from triton_dist import backends, context, kernels, shmem
+from triton_dist.tuning import identity
+
+identity.device_name = lambda: "a device that nobody has tuned for"
 
 PROGRAMS = 132  # multiprocessors of an H200
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
