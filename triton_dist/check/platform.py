@@ -151,23 +151,23 @@ class SimulatedHeap:
         move(dst, src, nbytes)
         detector.load_done()
 
-    def put(self, dst, src, nbytes, peer, blocking):
-        dst = self._at(dst, peer)
+    def _move(self, dst, src, nbytes, own, is_source, blocking, word):
+        """`own`: this rank's side of a copy that does not block; is_source: it is the one that is read."""
         self.simulation.step()
         if blocking:
-            self._copy(self.simulation.host_thread(), ctypes.memmove, dst, src, nbytes, "putmem")
-        else:
-            make = lambda thread, move: self._copy(thread, move, dst, src, nbytes, "putmem_nbi")  # noqa: E731
-            self.simulation.copies.start(make, src, nbytes, True)
+            self._copy(self.simulation.host_thread(), ctypes.memmove, dst, src, nbytes, word)
+            return
+
+        def make(thread, move):
+            self._copy(thread, move, dst, src, nbytes, f"{word}_nbi")
+
+        self.simulation.copies.start(make, own, nbytes, is_source)
+
+    def put(self, dst, src, nbytes, peer, blocking):
+        self._move(self._at(dst, peer), src, nbytes, src, True, blocking, "putmem")
 
     def get(self, dst, src, nbytes, peer, blocking):
-        src = self._at(src, peer)
-        self.simulation.step()
-        if blocking:
-            self._copy(self.simulation.host_thread(), ctypes.memmove, dst, src, nbytes, "getmem")
-        else:
-            make = lambda thread, move: self._copy(thread, move, dst, src, nbytes, "getmem_nbi")  # noqa: E731
-            self.simulation.copies.start(make, dst, nbytes, False)
+        self._move(dst, self._at(src, peer), nbytes, dst, False, blocking, "getmem")
 
     def put_signal(self, dst, src, nbytes, signal, value, add, itemsize, peer, blocking):
         there = self._at(signal, peer)

@@ -1,37 +1,16 @@
 """The AllGather-GEMM kernels of the operator and of tutorial 01 in PTX for sm_90, compiled without a GPU."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
-sys.path.insert(0, str(HERE))
-
-from ptx import parse, where  # noqa: E402
-
-sys.path.remove(str(HERE))
+from .compiled_apart import compiled_by
+from .ptx import parse, where
 
 KERNELS = ["operator fp16", "operator bf16", "tutorial fp16", "tutorial bf16"]
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    out = tmp_path_factory.mktemp("gemm") / "ptx.json"
-    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEBUG")}
-    done = subprocess.run(
-        [sys.executable, HERE / "gemm_kernels.py", out],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(out.read_text())
+    return compiled_by("gemm_kernels.py", tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.mark.parametrize("name", KERNELS)

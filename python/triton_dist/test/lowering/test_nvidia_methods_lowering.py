@@ -1,21 +1,10 @@
 """What the methods for NVIDIA GPUs become on sm_90, compiled without a GPU: widths, polls, and that they fit as often as they
 must, since their programs wait for one another."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
-sys.path.insert(0, str(HERE))
-
-from ptx import in_loop, parse, where, width  # noqa: E402
-
-sys.path.remove(str(HERE))
+from .compiled_apart import compiled_by
+from .ptx import in_loop, parse, where, width
 
 SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 65536  # compute capability 9.0
 PROGRAMS = {  # a multiprocessor, at the same time
@@ -26,17 +15,7 @@ PROGRAMS = {  # a multiprocessor, at the same time
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    out = tmp_path_factory.mktemp("nvidia") / "methods.json"
-    environment = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "TRITON_DEBUG")}
-    done = subprocess.run(
-        [sys.executable, HERE / "nvidia_methods.py", out],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(out.read_text())
+    return compiled_by("nvidia_methods.py", tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, "flagged"])

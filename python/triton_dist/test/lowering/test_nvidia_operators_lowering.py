@@ -1,21 +1,10 @@
 """What all operators launch by default on NVIDIA GPUs, compiled for sm_90 without one: nothing spills, memory is moved 16 bytes
 at a time, a turn of a poll loop is one access."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[3]
-sys.path.insert(0, str(HERE))
-
-from ptx import Instruction, in_loop, loops, parse, where, width  # noqa: E402
-
-sys.path.remove(str(HERE))
+from .compiled_apart import compiled_by
+from .ptx import Instruction, in_loop, loops, parse, where, width
 
 # Bytes a thread that ptxas puts on the stack though registers are left: words of the context table, read ahead of their use.
 KEPT = {"mesh_kernel": 16, "all_gather_kernel": 16, "moe_combine_pipelined_kernel": 72}
@@ -25,18 +14,7 @@ RAGGED_SPILLS = 1024  # bytes: edges that are not multiples of 16 bytes are move
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """{(operator, kernel): facts}"""
-    out = tmp_path_factory.mktemp("nvidia") / "operators.json"
-    left_out = "TRITON_INTERPRET", "TRITON_DEBUG", "TRITON_DIST_WAIT_TIMEOUT", "G_IP_PORT"
-    environment = {k: v for k, v in os.environ.items() if k not in left_out}
-    done = subprocess.run(
-        [sys.executable, HERE / "nvidia_operators.py", out],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    made = json.loads(out.read_text())
+    made = compiled_by("nvidia_operators.py", tmp_path_factory.mktemp("nvidia"), timeout=600)
     assert len(made) >= 25 and all(made.values())
     return {(operator, name): facts for operator, kernels in made.items() for name, facts in kernels.items()}
 
