@@ -183,12 +183,12 @@ def seconds_of(function, *args):
 def test_a_long_call_of_torch_is_not_taken_for_endless():
     check.explore(slow, 10, world_size=2, schedules=1).raise_if_found()  # torch imports much when it is first called
     n = 800
-    while (alone := seconds_of(torch.linalg.svdvals, torch.randn(n, n))) < 1.2:  # whatever the machine's speed
+    while (alone := seconds_of(torch.linalg.svdvals, torch.randn(n, n))) < 0.75:  # whatever the machine's speed
         n = n * 5 // 4
-    limit = alone / 3
+    limit = alone / 2.5
     reports = []
     took = seconds_of(lambda: reports.append(check.explore(slow, n, world_size=2, schedules=1, stall_seconds=limit)))
-    assert reports[0].ok and took > 2 * limit, (reports, took, limit)
+    assert reports[0].ok and took > limit, (reports, took, limit)
 
 
 def test_the_time_given_holds_inside_of_a_schedule():
