@@ -162,7 +162,7 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
 
 
 # Methods that need what only some platforms have: tensor descriptors, streams with handoffs, 64-bit words written as one.
-NOT_ON_ASCEND = ("tma", "streams", "flagged", "sentinel", "pipelined")
+NOT_ON_ASCEND = ("tma", "streams", "added", "flagged", "sentinel", "pipelined")
 
 
 def platform_problem(method):

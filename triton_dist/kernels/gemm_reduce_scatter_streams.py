@@ -1,9 +1,10 @@
-"""GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
+"""GEMM-ReduceScatter by copies and library products: the methods `streams` and `added` of `gemm_reduce_scatter`.
 
 torch multiplies the rows that peers own, part by part, then the own ones. A copy engine pushes each part into its owner's
 buffer as soon as it is there, while the next one is multiplied. The product of the own rows is added, as it is stored, to what
 the peers have pushed (with more than two ranks, to the sum of that): nothing is left to be done after the last product. A part
 of the own rows begins when what it is added to has come, which is in time wherever a product takes longer than its push.
+`added` differs in this: see the class.
 
 The products follow one another on the current stream, each of whole waves of tiles (stream_costs.py): the vendor's kernels deal
 out their tiles when they start, so products at the same time do not fill each other's last waves but delay each other.
@@ -73,6 +74,16 @@ class GemmReduceScatterStreams:
         if not self.others:
             torch.mm(a, b, out=out)
             return
+        self.send(a, b)
+        for group in self.own_groups:
+            self.receive(group)
+            first, last = self.rows_of(self.rank, group)
+            add_product(self.sum_of_others(first, last), self.own_rows(a, first, last), b, out[first:last])
+            finished(group)
+        self.close()
+
+    def send(self, a, b):
+        """Gives the current stream the products of the rows that peers own, and other streams their pushes."""
         sent = []
         for index in range(len(self.slices)):
             for owner in self.others:
@@ -84,13 +95,18 @@ class GemmReduceScatterStreams:
             for index, owner, mark in sent:
                 self.push.follow(mark)
                 self.push_slice(index, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
-        start = self.rank * self.shard
-        for group in self.own_groups:
-            for writer in self.others:
-                self.handoffs.receive(writer, *group, idle=True)
-            first, last = self.rows_of(self.rank, group)
-            add_product(self.sum_of_others(first, last), a[start + first : start + last], b, out[first:last])
-            finished(group)
+
+    def own_rows(self, a, first, last):
+        """Rows of a: those numbered so in this rank's shard."""
+        return a[self.rank * self.shard + first : self.rank * self.shard + last]
+
+    def receive(self, group, idle=True):
+        """Makes the current stream wait until the peers have pushed the slices of a group."""
+        for writer in self.others:
+            self.handoffs.receive(writer, *group, idle=idle)
+
+    def close(self):
+        """Ends the call: what has been pushed here has been added."""
         self.publishes.join()
         for writer in self.others:
             self.handoffs.release(writer)
@@ -117,6 +133,34 @@ class GemmReduceScatterStreams:
                 rows, rows.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
             )
         return rows[self.rank]
+
+
+class GemmReduceScatterAdded(GemmReduceScatterStreams):
+    """The method `added`: the products of the own rows wait for no peer. What the peers have pushed is added to each of them
+    on another stream, so the last sum follows the last product; the better bargain where a push takes longer than the
+    product under which it should be hidden (small K)."""
+
+    def __init__(self, owner, M, N, dtype):
+        super().__init__(owner, M, N, dtype)
+        self.sums = shmem.Stream(urgent=True)
+
+    def __call__(self, a, b, out):
+        if not self.others:
+            torch.mm(a, b, out=out)
+            return
+        self.send(a, b)
+        products = []
+        for index in range(len(self.slices)):
+            first, last = self.rows_of(self.rank, [index])
+            torch.mm(self.own_rows(a, first, last), b, out=out[first:last])
+            products.append((index, first, last, self.sums.mark()))
+        with self.sums:
+            for index, first, last, mark in products:
+                self.sums.follow(mark)
+                self.receive([index], idle=False)
+                torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
+        self.sums.join()
+        self.close()
 
 
 def handoffs(owner, slices):

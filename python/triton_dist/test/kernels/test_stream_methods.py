@@ -21,7 +21,7 @@ import torch
 
 pytestmark = pytest.mark.dist
 
-METHODS = ["streams", "sequence"]
+METHODS = ["streams", "added", "sequence"]  # added: gemm_reduce_scatter alone has it
 SHAPES = [(64, 32, 32), (100, 77, 51), (1, 1, 1), (301, 200, 40), (0, 5, 7), (5, 0, 7), (5, 7, 0)]
 
 
@@ -62,8 +62,9 @@ def gather_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
 
 def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transposed=False):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
-    makers = create_gemm_reduce_scatter_context, create_gemm_allreduce_context
-    contexts = [make(M, N, dtype, method=method) for make in makers]
+    contexts = [create_gemm_reduce_scatter_context(M, N, dtype, method=method)]
+    if method != "added":
+        contexts.append(create_gemm_allreduce_context(M, N, dtype, method=method))
     first = rank * -(-M // world)
     for call in range(calls):
         a = [operand(M, K, dtype, call, 1, r) for r in range(world)]
@@ -77,6 +78,8 @@ def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transpo
         out = poisoned(contexts[0].rows, N, dtype, wide)
         assert gemm_reduce_scatter(*mine, contexts[0], out) is out
         check(out, [product[first : first + contexts[0].rows] for product in products], K, dtype)
+        if method == "added":
+            continue
         out = poisoned(M, N, dtype, wide)
         assert gemm_allreduce(*mine, contexts[1], out) is out
         check(out, products, K, dtype)
@@ -95,7 +98,8 @@ def all_shapes(method):
     small_parts()
     for M, N, K in SHAPES:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            gather_case(M, N, K, dtype, method, wide=N == 77)
+            if method != "added":
+                gather_case(M, N, K, dtype, method, wide=N == 77)
             scatter_case(M, N, K, dtype, method, wide=N == 77)
 
 
@@ -163,7 +167,8 @@ def delayed(calls):
     small_parts()
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
-    scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
+    for method in ("streams", "added"):
+        scatter_case(40, 16, 16, torch.bfloat16, method, calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
 
 
