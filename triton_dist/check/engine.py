@@ -149,8 +149,7 @@ class Engine:
             known.update(words)
             task.turns, task.plain = 0, task.plain and patience > 1
             return
-        task.turns += 1
-        task.plain = task.plain and patience > 1
+        task.turn(words, patience)
         if task.turns >= patience:
-            task.wait, task.seen_writes = Poll(dict(known), kind), -1
+            task.wait, task.seen_writes = Poll(dict(task.words), kind), -1
             self._switch()

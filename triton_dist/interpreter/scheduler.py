@@ -31,6 +31,7 @@ SYMBOL = {"eq": "==", "ne": "!=", "ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 # A poll loop of the user's own counts as blocked after so many turns and so many seconds in which it read nothing new.
 TURNS, TURNS_S = 3_000, 1.5
 PLAIN_TURNS = 20_000  # the same for loops over loads that are not volatile, which may be no polls at all
+LOOP_TURNS = 64  # after so many turns, and two for each word, the words that a loop reads are known
 RERUN_S = 0.02  # settled loops are run again this often
 SLICE_S = 0.02  # a program that runs so long lets the others run, at its next access to memory
 WAKE_S = 0.001  # blocked programs are looked at this often while others run
@@ -90,13 +91,26 @@ def _number(seen, kind):
 
 class Worker:
     """A coroutine that runs programs. `words` is what the program has read in vain since it last did anything else:
-    address -> bytes; `turns` counts how often it has read only such words, since the time `since`."""
+    address -> bytes; `turns` counts how often it has read only such words, since the time `since`; `loop`: those among them
+    that it has read in these turns."""
 
-    __slots__ = ("index", "greenlet", "wait", "words", "turns", "plain", "since", "moved", "resumed")
+    __slots__ = ("index", "greenlet", "wait", "words", "turns", "plain", "since", "moved", "resumed", "loop")
 
     def __init__(self):
-        self.index = self.wait = self.greenlet = None
+        self.index = self.wait = self.greenlet = self.loop = None
         self.words, self.turns, self.plain, self.since, self.moved, self.resumed = {}, 0, True, 0.0, False, 0.0
+
+    def turn(self, words, patience):
+        """The program has read `words`, and found what it knows. What it read before the loop that it is in now does not
+        count any more: a change of that would let it run again and again, and others never."""
+        self.turns += 1
+        if self.turns == 1:
+            self.loop = {}
+        if self.loop is not None:
+            self.loop.update(words)
+            if self.turns > LOOP_TURNS + 2 * len(self.words):
+                self.words, self.loop = self.loop, None
+        self.plain = self.plain and patience > 1
 
     def settled(self, now):
         """Whether this poll loop is as good as blocked."""
@@ -165,12 +179,11 @@ class Scheduler:
             known.update(words)
             worker.turns, worker.plain = 0, worker.plain and patience > 1
             return
-        worker.turns += 1
+        worker.turn(words, patience)
         if worker.turns == 1:
             worker.since = time.monotonic()
-        worker.plain = worker.plain and patience > 1
         if worker.turns >= patience:
-            worker.wait = Poll(dict(known), kind)
+            worker.wait = Poll(dict(worker.words), kind)
             worker.greenlet.parent.switch()
 
     def place(self):

@@ -1,12 +1,17 @@
 """Plants one bug at a time in every operator, and sees whether the checker reports it.
 
-    python python/triton_dist/test/check/planted.py [--schedules 12] [--world 3] [--only TEXT]
+    python python/triton_dist/test/check/planted.py [--results] [--schedules 12] [--world 3] [--only TEXT]
 
-Every wait and every notify in the kernels of triton_dist.kernels is taken
-out, one at a time: a wait becomes nothing, a notify is not sent, a put_signal becomes a put."""
+Every wait and every notify in the kernels of triton_dist.kernels is a place for two bugs. Taken out: a wait becomes
+nothing, a notify is not sent, a put_signal becomes a put. Relaxed: the signal is sent and waited for as before, but
+without the release of the notify, or the acquire of the wait.
+
+--results turns the reports of missing orders off, and sees instead which of the bugs give a wrong result, a failure or a
+hang with weak memory."""
 
 import argparse
 import ast
+import collections
 import contextlib
 import importlib
 import linecache
@@ -16,8 +21,58 @@ import time
 import operators
 
 import triton_dist  # noqa: F401
+import triton
+import triton.language as tl
+import triton_dist.language as dl
 
 REMOVED = {"wait": "0", "notify": "None", "notify_all": "None", "put_signal": None, "barrier_all": "None"}
+
+
+@triton.jit
+def relaxed_wait(sig, value, ctx, cmp: tl.constexpr = "ge", n=1):
+    tl.static_assert(cmp == "ge")
+    token = tl.load(sig, volatile=True)
+    for i in range(n):
+        token = tl.load(dl.signal_at(sig, i), volatile=True)
+        while token < value:
+            token = tl.load(dl.signal_at(sig, i), volatile=True)
+    return token
+
+
+@triton.jit
+def relaxed_notify(sig, peer, ctx, value=1, op: tl.constexpr = "set"):
+    word = tl.cast(value, sig.dtype.element_ty)
+    if op == "set":
+        tl.atomic_xchg(dl.symm_at(sig, peer, ctx), word, sem="relaxed", scope="sys")
+    else:
+        tl.atomic_add(dl.symm_at(sig, peer, ctx), word, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def relaxed_notify_all(sig, ctx, value=1, op: tl.constexpr = "set"):
+    for peer in range(dl.num_ranks(ctx)):
+        relaxed_notify(sig, peer, ctx, value, op)
+
+
+@triton.jit
+def relaxed_put_signal(
+    dst, src, n, sig, peer, ctx, value=1, op: tl.constexpr = "set", pid=0, num_pids=1, BLOCK: tl.constexpr = 1024
+):
+    dl.put(dst, src, n, peer, ctx, pid, num_pids, BLOCK)
+    relaxed_notify(sig, peer, ctx, value, op)
+
+
+@triton.jit
+def relaxed_barrier_all(sig, ctx):
+    world = dl.num_ranks(ctx)
+    own = dl.signal_at(sig, world)
+    epoch = tl.load(own) + 1
+    tl.store(own, epoch)
+    relaxed_notify_all(dl.signal_at(sig, dl.rank(ctx)), ctx, epoch)
+    relaxed_wait(sig, epoch, ctx, "ge", world)
+
+
+RELAXED = {f"relaxed_{word}": globals()[f"relaxed_{word}"] for word in REMOVED}
 
 # operator programs (of operators.py) that run a file's kernels
 FILES = {
@@ -27,6 +82,7 @@ FILES = {
     "all_reduce": ["all_reduce mesh", "all_reduce two_shot", "all_reduce ring"],
     "all_gather": ["all_gather"],
     "reduce_scatter": ["reduce_scatter"],
+    "all_reduce_pipelined": ["all_reduce pipelined"],
     "broadcast": ["broadcast"],
     "barrier": ["barrier"],
     "all_to_all": ["all_to_all"],
@@ -40,28 +96,29 @@ FILES = {
 
 
 class Plant:
-    """A call in a kernel's source that is taken out."""
+    """A call in a kernel's source that is taken out, or made `relaxed`."""
 
-    def __init__(self, name, path, source, node, word):
-        self.name, self.path, self.word, self.line = name, path, word, node.lineno
+    def __init__(self, name, path, source, node, word, relaxed=False):
+        self.name, self.path, self.word, self.line, self.relaxed = name, path, word, node.lineno, relaxed
         lines = source.splitlines(keepends=True)
         start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-        new = REMOVED[word]
-        if new is None:  # put_signal(dst, src, n, sig, peer, ctx, value, op, pid, num_pids, BLOCK)
+        text, new = source[start:end], REMOVED[word]
+        if relaxed:
+            new = text.replace(f"dl.{word}", f"relaxed_{word}", 1)
+        elif new is None:  # put_signal(dst, src, n, sig, peer, ctx, value, op, pid, num_pids, BLOCK)
             given = [ast.get_source_segment(source, one) for one in node.args]
             new = f"dl.put({', '.join(given[:3] + given[4:6] + given[8:])})"
-        text = source[start:end]
-        self.source = source[:start] + new + "\n" * text.count("\n") + source[end:]
-        if text.count("\n"):  # the call spans lines: keep it one expression
-            self.source = source[:start] + f"({new}" + "\n" * text.count("\n") + ")" + source[end:]
+        if text.count("\n") > new.count("\n"):  # the call spans lines: keep it one expression
+            new = f"({new}" + "\n" * text.count("\n") + ")"
+        self.source = source[:start] + new + source[end:]
 
     def __str__(self):
-        return f"{self.name}.py:{self.line} {self.word}"
+        return f"{self.name}.py:{self.line} {self.word}" + (" relaxed" if self.relaxed else "")
 
 
 def plants(name):
-    """All of a module of the kernels."""
+    """All of a module of the kernels: first those that are taken out."""
     path = importlib.util.find_spec(f"triton_dist.kernels.{name}").origin
     with open(path) as file:
         source = file.read()
@@ -69,17 +126,17 @@ def plants(name):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REMOVED:
             if isinstance(node.func.value, ast.Name) and node.func.value.id == "dl":
-                found.append(Plant(name, path, source, node, node.func.attr))
-    return sorted(found, key=lambda plant: plant.line)
+                found += [Plant(name, path, source, node, node.func.attr, relaxed) for relaxed in (False, True)]
+    return sorted(found, key=lambda plant: (plant.relaxed, plant.line))
 
 
 @contextlib.contextmanager
 def planted(plant):
     """The module's kernels are those of the changed source."""
     real = sys.modules[f"triton_dist.kernels.{plant.name}"]
-    path = plant.path.replace(".py", f".without_{plant.word}_{plant.line}.py")
+    path = plant.path.replace(".py", f".{'relaxed' if plant.relaxed else 'without'}_{plant.word}_{plant.line}.py")
     linecache.cache[path] = len(plant.source), None, plant.source.splitlines(keepends=True), path
-    names = {"__name__": real.__name__, "__file__": path, "__package__": real.__package__}
+    names = {"__name__": real.__name__, "__file__": path, "__package__": real.__package__, **RELAXED}
     exec(compile(plant.source, path, "exec"), names)
     kind = type(operators.module("barrier").barrier_kernel)
     kernels = {n: v for n, v in vars(real).items() if isinstance(v, kind)}
@@ -99,12 +156,12 @@ def planted(plant):
         del linecache.cache[path]
 
 
-def try_plant(plant, world, schedules):
+def try_plant(plant, world, schedules, **options):
     """The Reports of the programs that run the plant's file, up to the first with a finding."""
     reports = []
     with planted(plant):
         for program in FILES[plant.name]:
-            reports.append(operators.explore(program, world, schedules))
+            reports.append(operators.explore(program, world, schedules, **options))
             if not reports[-1].ok:
                 break
     return reports
@@ -112,26 +169,32 @@ def try_plant(plant, world, schedules):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedules", type=int, default=12)
+    parser.add_argument("--results", action="store_true", help="instead: wrong results with weak memory, nothing else reported")
+    parser.add_argument("--schedules", type=int, help="of each program (default 12, 51 with --results)")
     parser.add_argument("--world", type=int, default=3)
     parser.add_argument("--only", default="", help="only files whose name has this in it")
     parser.add_argument("-v", action="store_true", help="print the reports")
     args = parser.parse_args()
-    print("| removed | found | schedules until then | s |\n|---|---|---|---|", flush=True)
-    missed = total = 0
+    options = dict(weak=True, races=False) if args.results else {}
+    limit = args.schedules or (51 if args.results else 12)
+    print("| planted | found | schedules until then | s |\n|---|---|---|---|", flush=True)
+    total, found = collections.Counter(), collections.Counter()
     for name in FILES:
         for plant in plants(name) if args.only in name else ():
             began = time.perf_counter()
-            reports = try_plant(plant, args.world, args.schedules)
-            kinds = ", ".join(reports[-1].kinds) or "MISSED"
-            missed += reports[-1].ok
-            total += 1
+            reports = try_plant(plant, args.world, limit, **options)
+            kinds = ", ".join(reports[-1].kinds) or "NOTHING"
+            total[name, plant.relaxed] += 1
+            found[name, plant.relaxed] += not reports[-1].ok
             schedules = sum(report.schedules for report in reports)
             print(f"| {plant} | {kinds} | {schedules} | {time.perf_counter() - began:.1f} |", flush=True)
             if args.v:
                 print(reports[-1])
-    print(f"{total - missed} of {total} planted bugs reported")
-    sys.exit(1 if missed else 0)
+    print("\n| file | taken out | found | relaxed | found |\n|---|---|---|---|---|")
+    for name in dict.fromkeys(name for name, _ in total):
+        print(f"| {name} | " + " | ".join(f"{total[name, x]} | {found[name, x]}" for x in (False, True)) + " |")
+    print(f"{found.total()} of {total.total()} planted bugs " + ("give a wrong result" if args.results else "reported"))
+    sys.exit(0 if args.results or found == total else 1)
 
 
 if __name__ == "__main__":

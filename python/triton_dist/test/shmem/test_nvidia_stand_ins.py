@@ -289,11 +289,11 @@ def test_an_exchange_waits_for_the_device_for_a_limited_time(heap, monkeypatch):
 
 def test_a_device_that_stays_busy_is_an_error_with_the_state_of_the_signals(heap, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: release.wait(20))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: release.wait(60))
     start = time.monotonic()
     with pytest.raises(WaitTimeoutError) as info:
         heap.exchange(None, "my text", lambda: "in barrier", 0.3)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # not as long as the device is busy
     said = str(info.value)
     assert "rank 0: its device is still busy after 0.3 s" in said and "in barrier" in said
     assert "rank 0: 2 signals (heap+0x40): 0 3" in said

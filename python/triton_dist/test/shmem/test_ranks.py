@@ -85,11 +85,11 @@ def test_a_hang_ends_at_the_limit_with_its_stack_and_without_children(ranks):
     start = time.monotonic()
     with pytest.raises(RanksFailed) as info:
         ranks.run(hang_on_one, timeout=1, init=True)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # not the 600 s that it would sleep
     assert "still running after 1 s; ended by SIGABRT" in info.value.failures[1]
     assert "in hang_on_one" in info.value.outputs[1]
     child = info.value.outputs[1].split()[1]
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while os.path.exists(f"/proc/{child}") and open(f"/proc/{child}/stat").read().split()[2] != "Z":
         assert time.monotonic() < end
 
@@ -152,7 +152,7 @@ def test_ranks_end_with_a_parent_that_is_killed():
     assert len(pids) == 2
     parent.kill()
     parent.communicate()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split()[2] != "Z" for pid in pids):
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -243,11 +243,16 @@ def test_barriers_in_a_loop_never_let_a_rank_slip_ahead():
 
 
 def wait_too_long():
+    over, said = shmem.aclshmem_create_tensor((1,), torch.int32), ""
+    over.zero_()
+    shmem.barrier_all()
     if shmem.my_pe() == 1:
-        time.sleep(0.9)
-        said = ""
+        end = time.monotonic() + 60
+        while over.item() == 0 and time.monotonic() < end:  # host code that is no wait of the library
+            time.sleep(0.01)
     else:
         said = caught(RuntimeError, shmem.barrier_all)[2]
+        shmem.peer_tensor(over, 1).fill_(1)
     shmem.barrier_all()
     return said
 
@@ -255,5 +260,5 @@ def wait_too_long():
 def test_a_rank_in_host_code_ends_a_wait_by_its_limit():
     from triton_dist.testing import run_ranks
 
-    text = run_ranks(wait_too_long, 2, env={"TRITON_DIST_WAIT_TIMEOUT": "0.5"})[0]
-    assert "longer than 0.5 s" in text and "not arrived yet: rank 1" in text
+    text = run_ranks(wait_too_long, 2, env={"TRITON_DIST_WAIT_TIMEOUT": "3"})[0]
+    assert "longer than 3 s" in text and "not arrived yet: rank 1" in text

@@ -95,16 +95,16 @@ def test_a_kernel_that_needs_fresh_signals_is_tuned_once(world, ranks, tmp_path)
 
 
 def slow_on_one_rank():
-    """The first candidate is fast on all ranks but the last, the second one takes 4 ms on all."""
+    """The first candidate is fast on all ranks but the last, the second one takes 50 ms on all."""
     last = shmem.my_pe() == shmem.pe_count() - 1
 
     def call(config):
-        time.sleep({"uneven": 0.012 if last else 0.0, "even": 0.004}[config["name"]])
+        time.sleep({"uneven": 0.5 if last else 0.0, "even": 0.05}[config["name"]])
 
     tuned = autotune("sleep", [dict(name="uneven"), dict(name="even")], call, {}, cached=False, samples=3)
     assert tuned.best == dict(name="even")
     times = [one.microseconds["queued"] for one in tuned.timings]
-    assert times[0] >= 12_000 and 4_000 <= times[1] < 12_000
+    assert times[0] >= 500_000 and 50_000 <= times[1] < 500_000
     return outcome(tuned)
 
 
@@ -264,10 +264,10 @@ def in_a_team(folder):
         return None
 
     def call(config):
-        time.sleep(0.002 * config["slow"] * (shmem.my_pe() + 1))
+        time.sleep(0.02 * config["slow"] * (shmem.my_pe() + 1))
 
-    tuned = autotune("team", [dict(slow=slow) for slow in (2, 1)], call, {}, team=team, samples=2)
-    assert tuned.best == dict(slow=1) and tuned.timings[1].microseconds["queued"] >= 6000
+    tuned = autotune("team", [dict(slow=slow) for slow in (5, 1)], call, {}, team=team, samples=2)
+    assert tuned.best == dict(slow=1) and tuned.timings[1].microseconds["queued"] >= 60_000
     return outcome(tuned)
 
 
