@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import triton_dist
-from triton_dist import shmem
+from triton_dist import check, shmem
 import triton_dist.language as dl
 from triton_dist.errors import DeadlockError
 from triton_dist.testing import Ranks
@@ -84,6 +84,32 @@ def test_a_loop_that_reads_one_scalar_over_and_over_is_no_deadlock():
     out = torch.zeros(1)
     horner[(1,)](torch.ones(1), out, 8000)
     assert out.item() == pytest.approx(sum(range(8000)), rel=1e-3)
+
+
+@triton.jit
+def one_after_another(flags):
+    pid = tl.program_id(0)
+    if pid == 0:
+        while tl.load(flags, volatile=True) < 1:
+            pass
+        while tl.load(flags + 1, volatile=True) < 1:
+            pass
+    elif pid == 1:
+        tl.store(flags, 1)
+        _ = tl.load(flags + 2, volatile=True) + tl.load(flags + 2, volatile=True)  # lets the others run
+        tl.store(flags, 2)  # of which program 0 read the old value before its second loop
+    else:
+        for _ in range(100):
+            tl.load(flags + 2, volatile=True)
+        tl.store(flags + 1, 1)
+
+
+def test_a_word_of_an_earlier_loop_does_not_keep_a_loop_awake():
+    flags = torch.zeros(3, dtype=torch.int32)
+    one_after_another[(3,)](flags)
+    assert flags.tolist() == [2, 1, 0]
+    report = check.explore(lambda: one_after_another[(3,)](flags.zero_()), world_size=1, schedules=1, races=False, seconds=60)
+    assert report.ok, report
 
 
 @triton.jit
