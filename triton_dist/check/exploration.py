@@ -103,12 +103,22 @@ def explore(
     search = Exhaustive() if exhaustive else None
     with Watchdog(stall_seconds, None if seconds is None else time.monotonic() + seconds) as watchdog:
         for number in _paths(search, schedules) if exhaustive else _seeds(schedules, seed, weak):
-            output = io.StringIO()
+
+            def run(memory, number=number, length=length):
+                strategy = search or _strategy(number, length)
+                simulation = Simulation(world_size, strategy, resident, max_steps, watchdog, bool(timeline), memory, races)
+                output = io.StringIO()
+                with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                    simulation.run(body, args)
+                return simulation, output
+
             memory = WeakMemory(number) if str(number).startswith("weak:") else None
-            strategy = search or _strategy(number, length)
-            simulation = Simulation(world_size, strategy, resident, max_steps, watchdog, bool(timeline), memory, races)
-            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                simulation.run(body, args)
+            simulation, output = run(memory)
+            if memory is not None and memory.late_reads.found and not (simulation.findings or simulation.cut):  # once more
+                again = WeakMemory(number, promise=memory.late_reads.found)
+                second = run(again)
+                if again.late_reads.kept and second[0].findings:
+                    simulation, output = second
             replayed = number is None and seed not in (None, "fifo")  # it only tells how long the schedule to replay is
             if search:
                 number = f"path:{search.path()}"

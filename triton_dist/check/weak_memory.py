@@ -35,6 +35,7 @@ from ..interpreter.affine import Affine
 from ..interpreter.memory import view
 from . import history, sites
 from .clocks import called
+from .late_reads import LateReads
 
 KEPT = 256  # writes to an allocation that can still be late; older ones have arrived
 KEPT_BYTES = 64 << 20  # the same for what they all have replaced
@@ -85,13 +86,14 @@ class Write:
 
 class WeakMemory:
     """`seed` chooses what is late, and how long; the schedule's own choices are not touched by it. `describe(rank, address)`
-    names memory."""
+    names memory. `promise`: the read that comes late, of a second run of the same schedule (late_reads.py)."""
 
-    def __init__(self, seed, describe=None):
+    def __init__(self, seed, describe=None, promise=None):
         self.describe = describe
         self.story = collections.OrderedDict()  # what was late, as text, the latest last
         self.rng = random.Random(f"weak memory {seed}")
         self.lateness, self.horizon = self.rng.choice(LATENESS), self.rng.choice(HORIZON)
+        self.late_reads = LateReads(random.Random(f"late reads {seed}"), promise)
         self.now = 0  # counts accesses
         self.recent, self.bytes = collections.deque(), 0  # (list that it is in, Write), by age; what they have replaced
         self.patches = []  # (address, the bytes that belong there) while a late read is made
@@ -122,10 +124,17 @@ class WeakMemory:
         """Before a read: puts what the program is to see there, until `restore`. Returns the writes that it does not see."""
         self.now += 1
         missed = []
-        for shadow, where in parts:
+        for part, (shadow, where) in enumerate(parts):
+            low, high = _bounds(where, size)
             if shadow.writes:
-                low, high = _bounds(where, size)
                 missed += self._load(thread, shadow.writes, low, high, event)
+            late = self.late_reads.load(thread, shadow, part, low, high, event.scope is None, self.now)
+            if late is not None:
+                address, data, changed = late
+                there = _bytes(address, address + len(data))
+                self.patches.append((address, there.copy()))
+                there[changed] = data[changed]
+                self._tell(event, "comes late, and sees", self.late_reads.promise)
         return missed
 
     def _load(self, thread, writes, low, high, event):
@@ -211,6 +220,8 @@ class WeakMemory:
         above = None
         if event.scope is None and shadow.writes and self.rng.random() < OVERTAKEN:
             above = self._overtakes(thread, shadow.writes, low, high)
+        if event.scope is None:
+            self.late_reads.store(thread, shadow, low, high, event, self.now, 0 if above is not None else self.horizon)
         write = self._write(shadow, where, size, event)
         if above is not None and above in shadow.writes:
             shadow.writes.remove(write)
@@ -229,7 +240,8 @@ class WeakMemory:
         return None
 
     def settle(self):
-        """After a store that has been overtaken: what was there stays, and is seen until the other one arrives."""
+        """After a store. If it has been overtaken, what was there stays, and is seen until the other one arrives."""
+        self.late_reads.settle()
         if self.passed is None:
             return
         (write, above), self.passed = self.passed, None
