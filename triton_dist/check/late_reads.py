@@ -74,14 +74,16 @@ class LateReads:
         return (first, one.data[mine], one.changed[mine]) if first < last else None
 
     def store(self, thread, shadow, low, high, event, now, horizon):
-        """Before a plain store; a read may have been made so many accesses before it, and yet come after it."""
+        """Before a plain store; a read may have been made so many accesses before it, and yet come after it. Returns who has
+        read it already, as Write.readers."""
         self.stores[thread.id] += 1
         number = self.stores[thread.id]
         if self.promise is not None:
             one = self.promise
             if (thread.id, number) == (one.writer, one.number) and one.low is not None:
                 self.made = one, one.low, None
-            return
+                return {one.read.thread: (one.clock, one.low, one.low + len(one.data))}
+            return {}
         for read in self.reads.get(shadow, ()):
             first, last = max(low, read.low), min(high, read.high)
             if first >= last or read.thread == thread.id or thread.knows(read.thread, read.clock) or now - read.born > horizon:
@@ -94,6 +96,7 @@ class LateReads:
                 promise = Promise(read, thread.id, number, event)
                 promise.offset = first - shadow.base
                 self.made = promise, first, _bytes(first, last).copy()
+        return {}
 
     def settle(self):
         """After a store."""

@@ -220,9 +220,12 @@ class WeakMemory:
         above = None
         if event.scope is None and shadow.writes and self.rng.random() < OVERTAKEN:
             above = self._overtakes(thread, shadow.writes, low, high)
+        readers = {}
         if event.scope is None:
-            self.late_reads.store(thread, shadow, low, high, event, self.now, 0 if above is not None else self.horizon)
+            horizon = 0 if above is not None else self.horizon
+            readers = self.late_reads.store(thread, shadow, low, high, event, self.now, horizon)
         write = self._write(shadow, where, size, event)
+        write.readers.update(readers)
         if above is not None and above in shadow.writes:
             shadow.writes.remove(write)
             shadow.writes.insert(shadow.writes.index(above), write)
