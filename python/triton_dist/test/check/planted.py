@@ -157,13 +157,15 @@ def planted(plant):
 
 
 def try_plant(plant, world, schedules, **options):
-    """The Reports of the programs that run the plant's file, up to the first with a finding."""
+    """The Reports of the programs that run the plant's file, up to the first with a finding. Few schedules of all come first:
+    not every program runs the planted line."""
     reports = []
     with planted(plant):
-        for program in FILES[plant.name]:
-            reports.append(operators.explore(program, world, schedules, **options))
-            if not reports[-1].ok:
-                break
+        for some in (min(3, schedules), schedules):
+            for program in FILES[plant.name]:
+                reports.append(operators.explore(program, world, some, **options))
+                if not reports[-1].ok:
+                    return reports
     return reports
 
 
