@@ -21,7 +21,7 @@ def main(argv=None):
     parser.add_argument("script", help="a script as torchrun would start it; other arguments are passed on to it")
     parser.add_argument("--world-size", type=int, default=2, help="ranks, 1 to 64 (default 2)")
     parser.add_argument("--schedules", type=int, default=200, help="the first is first-in first-out (default 200)")
-    parser.add_argument("--triton-dist-seed", help='run this schedule alone: a number of a report, or "fifo"')
+    parser.add_argument("--triton-dist-seed", help='run one schedule alone, by the seed in a report: 17, "fifo", "weak:3"')
     parser.add_argument(
         "--exhaustive", action="store_true", help="every order of signals that can make a difference, at most --schedules runs"
     )

@@ -8,9 +8,9 @@ import time
 from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
 from .exhaustive import Exhaustive, Path
 from .findings import RESULTS, SYMPTOMS, Report
+from .recorder import write
 from .simulator import Simulation
 from .strategies import strategy_of
-from .timeline import write
 from .watchdog import Watchdog
 from .weak_memory import WeakMemory
 

@@ -25,8 +25,8 @@ from .host_access import HostAccess
 from .hosts import Hosts
 from .platform import SimulatedPlatform
 from .rank_state import Modes, RankStates
+from .recorder import Recorder
 from .tasks import Stuck, Task, TimeOver
-from .timeline import Recorder
 from .watchdog import Interrupted
 from .watcher import Watcher
 

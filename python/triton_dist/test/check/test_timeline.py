@@ -11,7 +11,7 @@ import pytest
 import triton_dist  # noqa: F401  before triton
 import triton_dist.language as dl
 from triton_dist import check, shmem
-from triton_dist.check import timeline as timeline_module
+from triton_dist.check import recorder
 from triton_dist.check.timeline import timeline
 from triton_dist.interpreter import scheduler
 from triton_dist.testing import run_ranks
@@ -84,6 +84,7 @@ def test_the_command_records_an_unedited_script(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0: 1.0 = 0 + 1" in done.stdout and "bytes to rank 1: 4000" in done.stderr
+    assert "RuntimeWarning" not in done.stderr
     events = json.loads((tmp_path / "trace.json").read_text())
     assert {event["pid"] for event in events} == {0, 1} and sum(event["name"] == "wait" for event in events) == 2
 
@@ -135,7 +136,7 @@ def test_the_trace_is_that_of_the_first_schedule_that_shows_a_fault(tmp_path):
 
 
 def test_a_trace_ends_after_so_many_events(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline_module, "LIMIT", 10)
+    monkeypatch.setattr(recorder, "LIMIT", 10)
     report = check.explore(pings, world_size=2, schedules=1, timeline=tmp_path / "trace.json")
     events, _ = read(tmp_path / "trace.json")
     assert sum(event["ph"] != "M" for event in events) == 20 and "the trace ends after 10 events; " in report.timeline
