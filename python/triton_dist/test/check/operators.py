@@ -177,21 +177,25 @@ def run_qkv_all_to_all():
 
 
 def run_moe(method, tiles, programs):
-    """Dispatch, then combine; one of the dispatches is combined twice."""
+    """Two dispatches in a row, which no combine orders, then combines in a row, of other values each; then one of each."""
     T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
     config = dict(config=dict(BLOCK_H=16, **tiles), programs=programs)
     dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **config)
     combine = kernels.create_moe_combine_context(dispatch, **config)
-    for call in range(2):
-        x = random(T, H, seed=call)
-        generator = torch.Generator().manual_seed(shmem.my_pe() + 10 * call)
-        ids = torch.rand(T, experts, generator=generator).topk(topk).indices
-        ids[0, 0] = -1
-        weights = torch.rand(T, topk, generator=generator)
-        rows, _, handle = kernels.moe_dispatch(x, ids, dispatch)
-        for _ in range(2):
-            out = kernels.moe_combine(rows, weights, handle, combine)
-            assert near(out, x * (weights * (ids >= 0)).sum(1, keepdim=True)), f"call {call}"
+    for calls in (2, 1):
+        sent = []
+        for call in range(calls):
+            x = random(T, H, seed=call)
+            generator = torch.Generator().manual_seed(shmem.my_pe() + 10 * call)
+            ids = torch.rand(T, experts, generator=generator).topk(topk).indices
+            ids[0, 0] = -1
+            weights = torch.rand(T, topk, generator=generator)
+            rows, _, handle = kernels.moe_dispatch(x, ids, dispatch)
+            sent.append((x * (weights * (ids >= 0)).sum(1, keepdim=True), rows, weights, handle))
+        for factor in range(1, calls + 1):
+            for call, (expected, rows, weights, handle) in enumerate(sent):
+                out = kernels.moe_combine(rows * factor, weights, handle, combine)
+                assert near(out, expected * factor), f"dispatch {call} of {calls}, times {factor}"
     combine.free()
     dispatch.free()
 
