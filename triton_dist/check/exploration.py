@@ -65,7 +65,8 @@ def explore(
         timeline: a file to write, for Perfetto or chrome://tracing: what the kernels did in the schedule in which something
             was found first, else in the first one (timeline.py); `report.timeline` is a summary.
         weak: whether schedules have weak memory (weak_memory.py), in which a missing order gives wrong values. None: every
-            fourth, with seeds "weak:0", "weak:1" ...; True: all but the first; False: none.
+            fourth, with seeds "weak:0", "weak:1" ...; True: all but the first; False: none. Where a read may come late, the
+            program is run twice in a schedule (late_reads.py).
         races: False: report wrong results, failures, hangs and bad accesses alone, not the orders that are missing. With
             weak=True it shows what a missing order does.
 

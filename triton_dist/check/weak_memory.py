@@ -4,7 +4,7 @@ In an ordinary schedule a write is seen by all at once. Here it arrives at each 
 its own, which the seed chooses, unless the program must see it earlier. So a program that goes by a signal without a release
 and an acquire that reach it reads what lay there before, and computes a wrong result.
 
-The model is that of views on the order of writes to each byte (as in Kang et al., POPL 2017, without promises), built on what
+The model is that of views on the order of writes to each byte (as in Kang et al., POPL 2017), built on what
 the race detector knows. Memory holds the newest value of each byte, and every write keeps, for a while, what it replaced.
 A read goes back in that order past writes that have not arrived, but never past one that the program must see:
 
@@ -19,7 +19,9 @@ Atomics act on the newest value, unless the scope of one of the two does not rea
 A plain store that nothing orders after an earlier one by another program may come to lie below it: the earlier one arrives
 last and stays. Stores to different bytes arrive in any order, whatever their order in the program was.
 
-It is stronger than the PTX model in these points: a load comes before the stores that follow it (no load buffering), a wait
+Plain reads may come late, too, by a second run of a schedule: late_reads.py.
+
+It is stronger than the PTX model in these points: volatile reads and atomics come before the stores that follow them, a wait
 and a test look at the newest value, an access to several words is all of one age where one write covers them.
 
 It is not a set of store buffers. Buffers alone show late stores, but not a missing acquire; views show both, and ask no more

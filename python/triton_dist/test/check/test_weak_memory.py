@@ -138,7 +138,7 @@ SHAPES = [
     ("readers", "fence", 4, (10, 10), True),
     ("readers", "quiet", 4, (10, 10), False),
     ("stores", "none", 2, (1, 1), True),
-    ("loads", "none", 2, (1, 1), False),  # stronger than PTX
+    ("loads", "none", 2, (1, 1), False),  # stronger than PTX; by plain loads: test_late_reads.py
 ]
 
 
