@@ -37,3 +37,13 @@ def test_what_is_taken_out_is_reported(plant):
     reports = planted.try_plant(plant, 3, 12)
     assert not reports[-1].ok, plant
     assert operators.module(plant.name)  # and the operator is whole again
+
+
+RELAXED = [plant for name in ("all_gather", "broadcast", "gemm_reduce_scatter") for plant in planted.plants(name)]
+RELAXED = [plant for plant in RELAXED if plant.relaxed]
+
+
+@pytest.mark.parametrize("plant", RELAXED, ids=str)
+def test_a_signal_without_its_order_gives_a_wrong_result_in_weak_memory(plant):
+    reports = planted.try_plant(plant, 3, 51, weak=True, races=False)
+    assert reports[-1].kinds == ["wrong-result"], plant
