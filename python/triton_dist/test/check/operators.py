@@ -204,6 +204,8 @@ PROGRAMS = {
     "all_reduce mesh": all_reduce_by("mesh"),
     "all_reduce two_shot": all_reduce_by("two_shot"),
     "all_reduce ring": all_reduce_by("ring"),
+    "all_reduce flagged": all_reduce_by("flagged"),
+    "all_reduce sentinel": all_reduce_by("sentinel"),
     "all_reduce pipelined": all_reduce_by("pipelined"),
     "all_gather": run_all_gather,
     "reduce_scatter": run_reduce_scatter,
