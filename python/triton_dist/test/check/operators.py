@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import time
+from unittest import mock
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import check, kernels, shmem
@@ -50,11 +51,16 @@ def near(one, other):
     return torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3)
 
 
-def run_allgather_gemm(method="kernel"):
+def run_allgather_gemm(method="kernel", at_once=False):
+    """at_once: the method streams multiplies what has come at once, as it does with few rows; between two ranks some of the
+    own ones before."""
     dist.init_process_group("gloo")
     M, N, K, dtype = 20, 12, 8, torch.float16
     tuned = dict(config={**GEMM, "CHUNK_M": 8}, programs=2) if method == "kernel" else {}
     context = kernels.create_allgather_gemm_context(M, K, dtype, method=method, **tuned)
+    if at_once:
+        context.run.first_rows = lambda N: 7 if shmem.pe_count() == 2 else 0
+        context.run.hurry = lambda first, N: False
     calls = [(random(M, K, dtype=dtype, seed=call), random(K, N, dtype=dtype, seed=9)) for call in range(2)]
     outs = [poisoned((M * shmem.pe_count(), N), dtype) for _ in calls]
     results = [kernels.allgather_gemm(a, b, context, out) for (a, b), out in zip(calls, outs)]
@@ -191,10 +197,12 @@ def run_moe(method, tiles, programs):
 PROGRAMS = {
     "allgather_gemm": run_allgather_gemm,
     "allgather_gemm streams": functools.partial(run_allgather_gemm, "streams"),
+    "allgather_gemm streams, the rest at once": functools.partial(run_allgather_gemm, "streams", at_once=True),
     "allgather_gemm sequence": functools.partial(run_allgather_gemm, "sequence"),
     "gemm_reduce_scatter": functools.partial(products, "gemm_reduce_scatter", "kernel"),
     "gemm_reduce_scatter tma": functools.partial(products, "gemm_reduce_scatter", "tma"),
     "gemm_reduce_scatter streams": functools.partial(products, "gemm_reduce_scatter", "streams"),
+    "gemm_reduce_scatter added": functools.partial(products, "gemm_reduce_scatter", "added"),
     "gemm_reduce_scatter sequence": functools.partial(products, "gemm_reduce_scatter", "sequence"),
     "gemm_allreduce one_shot": functools.partial(products, "gemm_allreduce", "one_shot"),
     "gemm_allreduce two_shot": functools.partial(products, "gemm_allreduce", "two_shot"),
@@ -235,7 +243,8 @@ def tutorial(number, world):
 def explore(name, world, schedules, **options):
     """The Report of an operator, or of a tutorial by its number."""
     if name in PROGRAMS:
-        return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
+        with mock.patch.multiple(module("stream_costs"), PART_BYTES=256, SLICE_BYTES=256):  # several parts of small operands
+            return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
     return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)
 
 

@@ -3,7 +3,8 @@
     python python/triton_dist/test/check/planted.py [--schedules 12] [--world 3] [--only TEXT]
 
 Every wait and every notify in the kernels of triton_dist.kernels is taken
-out, one at a time: a wait becomes nothing, a notify is not sent, a put_signal becomes a put."""
+out, one at a time: a wait becomes nothing, a notify is not sent, a put_signal becomes a put. So is every handoff between
+streams; and a relaxed store becomes a plain one."""
 
 import argparse
 import ast
@@ -18,6 +19,8 @@ import operators
 import triton_dist  # noqa: F401
 
 REMOVED = {"wait": "0", "notify": "None", "notify_all": "None", "put_signal": None, "barrier_all": "None"}
+HANDOFFS = ("claim", "publish", "receive", "release")  # methods of a shmem.Handoffs
+RELAXED = ("remote_store", "store_relaxed")
 
 # operator programs (of operators.py) that run a file's kernels
 FILES = {
@@ -25,6 +28,14 @@ FILES = {
     "gemm_reduce_scatter": ["gemm_reduce_scatter", "gemm_allreduce one_shot", "gemm_allreduce two_shot"],
     "gemm_allreduce": ["gemm_allreduce one_shot", "gemm_allreduce two_shot"],
     "all_reduce": ["all_reduce mesh", "all_reduce two_shot", "all_reduce ring"],
+    "all_reduce_flagged": ["all_reduce flagged"],
+    "all_reduce_sentinel": ["all_reduce sentinel"],
+    "all_reduce_pipelined": ["all_reduce pipelined"],
+    "allgather_gemm_streams": ["allgather_gemm streams", "allgather_gemm streams, the rest at once"],
+    "gemm_reduce_scatter_tma": ["gemm_reduce_scatter tma", "gemm_allreduce tma"],
+    "gemm_reduce_scatter_streams": ["gemm_reduce_scatter streams", "gemm_reduce_scatter added", "gemm_allreduce streams"],
+    "gemm_allreduce_tma": ["gemm_allreduce tma"],
+    "gemm_allreduce_streams": ["gemm_allreduce streams"],
     "all_gather": ["all_gather"],
     "reduce_scatter": ["reduce_scatter"],
     "broadcast": ["broadcast"],
@@ -40,15 +51,19 @@ FILES = {
 
 
 class Plant:
-    """A call in a kernel's source that is taken out."""
+    """A call in an operator's source that is taken out, or made a plain one."""
 
     def __init__(self, name, path, source, node, word):
         self.name, self.path, self.word, self.line = name, path, word, node.lineno
         lines = source.splitlines(keepends=True)
         start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-        new = REMOVED[word]
-        if new is None:  # put_signal(dst, src, n, sig, peer, ctx, value, op, pid, num_pids, BLOCK)
+        new = REMOVED.get(word, "None")
+        if word in RELAXED:
+            given = [ast.get_source_segment(source, one) for one in node.args]
+            given += [f"{one.arg}={ast.get_source_segment(source, one.value)}" for one in node.keywords if one.arg != "sem"]
+            new = f"{'dl.remote_store' if word == 'remote_store' else 'tl.store'}({', '.join(given)})"
+        elif new is None:  # put_signal(dst, src, n, sig, peer, ctx, value, op, pid, num_pids, BLOCK)
             given = [ast.get_source_segment(source, one) for one in node.args]
             new = f"dl.put({', '.join(given[:3] + given[4:6] + given[8:])})"
         text = source[start:end]
@@ -67,27 +82,33 @@ def plants(name):
         source = file.read()
     found = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REMOVED:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "dl":
-                found.append(Plant(name, path, source, node, node.func.attr))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            word, owner = node.func.attr, ast.unparse(node.func.value)
+            relaxed = word == "store_relaxed" or any(one.arg == "sem" for one in node.keywords)
+            if (
+                (word in REMOVED and owner == "dl")
+                or (word in HANDOFFS and owner.endswith("handoffs"))
+                or (word in RELAXED and owner.startswith("dl") and relaxed)
+            ):
+                found.append(Plant(name, path, source, node, word))
     return sorted(found, key=lambda plant: plant.line)
 
 
 @contextlib.contextmanager
 def planted(plant):
-    """The module's kernels are those of the changed source."""
+    """The module's kernels and classes are those of the changed source."""
     real = sys.modules[f"triton_dist.kernels.{plant.name}"]
     path = plant.path.replace(".py", f".without_{plant.word}_{plant.line}.py")
     linecache.cache[path] = len(plant.source), None, plant.source.splitlines(keepends=True), path
     names = {"__name__": real.__name__, "__file__": path, "__package__": real.__package__}
     exec(compile(plant.source, path, "exec"), names)
     kind = type(operators.module("barrier").barrier_kernel)
-    kernels = {n: v for n, v in vars(real).items() if isinstance(v, kind)}
+    kernels = {n: v for n, v in vars(real).items() if isinstance(v, (kind, type))}
     users = [m for n, m in sys.modules.items() if n.startswith("triton_dist.kernels.")]
     changed = []
     for name, kernel in kernels.items():
         for user in users:  # kernels are shared between files
-            if vars(user).get(name) is kernel and kernel.fn.__module__ == real.__name__:
+            if vars(user).get(name) is kernel and getattr(kernel, "fn", kernel).__module__ == real.__name__:
                 changed.append((user, name, kernel))
                 setattr(user, name, names[name])
     assert changed, plant
