@@ -147,6 +147,16 @@ def remote_store_kernel(x, box, out, sig, n, ctx):
 
 
 @triton.jit
+def relaxed_store_kernel(x, box, out, sig, n, ctx):
+    """Blocks that are stored 16 bytes at a time, but for the end, and one that is left to exchanges, in program 1."""
+    i, peer = tl.program_id(0) * 512 + tl.arange(0, 512), 1 - dl.rank(ctx)
+    dl.remote_store(box + i, tl.load(x + i, mask=i < n), peer, ctx, mask=i < n - 64 * tl.program_id(0), sem="relaxed")
+    last = n - 64 + tl.arange(0, 64)
+    dl.remote_store(box + last, tl.load(x + last), peer, ctx, mask=(last < n) & (tl.program_id(0) == 1), sem="relaxed")
+    dl.barrier_grid(sig, ctx)
+
+
+@triton.jit
 def remote_load_kernel(x, box, out, sig, n, ctx):
     i = tl.program_id(0) * 512 + tl.arange(0, 512)
     tl.store(box + i, tl.load(x + i, mask=i < n), mask=i < n)

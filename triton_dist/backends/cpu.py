@@ -149,7 +149,7 @@ class Heap:
 
     # -- streams: work is done when it is given
     def stream(self, urgent):
-        return _Now()
+        return Now()
 
     def recorder(self):
         return None
@@ -187,7 +187,9 @@ class Heap:
         self.control = self.peers = self._tensors = None
 
 
-class _Now:
+class Now:
+    """A stream whose work is done when it is given."""
+
     def follow(self, mark=None):
         pass
 

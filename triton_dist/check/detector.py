@@ -11,6 +11,7 @@ import numpy as np
 
 from ..context import SIGNAL_BYTES
 from ..interpreter.affine import Affine
+from ..interpreter.observer import addresses_of
 from ..interpreter.scheduler import COMPARE
 from . import history, signals, sites
 from .clocks import Threads, called, joined
@@ -31,7 +32,7 @@ class Detector:
         self.threads = Threads(world)
         self.histories, self.cells = Histories(), signals.Cells()
         self.lines = {}  # number of a 64-byte line -> address of the signal in it
-        self._stored = None  # a store to a signal that is being made: its value is there at the next call
+        self._stored = []  # stores to signals that are being made: their values are there at the next call
         self.written = 0  # counts writes: who waits looks again only when it has changed
 
     # -- accesses
@@ -41,7 +42,7 @@ class Detector:
         self._settle()
         parts = self.places.split(thread, where, size)
         kind, word, scope = (ATOMIC_READ, "volatile load", "sys") if volatile else (READ, _role(word, "read"), None)
-        event = self.histories.event(thread, site, word, scope) if parts else None
+        event = self.histories.event(thread, site, word, scope, size=size if volatile else 0) if parts else None
         missed = self.weak.load(thread, parts, size, event) if self.weak is not None else ()
         for shadow, part in parts:
             self._access(thread, shadow, part, size, kind, event)
@@ -71,20 +72,31 @@ class Detector:
                 thread.wide = joined(thread.wide, last.wide)
                 thread.hear_of((*last.weak, ("acquire", last, "sys", site)))
 
-    def store(self, thread, where, size, word):
+    def store(self, thread, where, size, word, sem=None):
+        """A plain write; with `sem` "relaxed" as many relaxed atomic stores at system scope."""
         site, word = sites.here(), _role(word, "write")
         self._settle()
         self.written += 1
         for shadow, part in self.places.split(thread, where, size):
+            if sem is not None:
+                event = self.histories.event(thread, site, word, "sys", True, size=size)
+                if self.weak is not None:
+                    self.weak.store_words(thread, shadow, part, size, event)
+                self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
+                lanes = addresses_of(part)
+                if lanes.size <= MANY_LANES:
+                    cells = [self.cells.touch(address, size) for address in lanes.tolist()]
+                    self._stored += [(cell, thread, site, word) for cell in cells]
+                continue
             if thread.fenced is not None and size in (4, 8) and _one(part) is not None:
                 # One word after a fence may be a signal: on every target it is written at once, and after what was before.
                 # To those who read it atomically it is one; to other plain accesses it is a plain write.
                 address = _one(part)
-                event = self.histories.event(thread, site, word, "sys", True, plain=True)
+                event = self.histories.event(thread, site, word, "sys", True, plain=True, size=size)
                 if self.weak is not None:
                     self.weak.store(thread, shadow, part, size, event)
                 self._access(thread, shadow, part, size, ATOMIC_WRITE, event)
-                self._stored = self.cells.touch(address, size), thread, site, word
+                self._stored.append((self.cells.touch(address, size), thread, site, word))
                 continue
             event = self.histories.event(thread, site, word)
             if self.weak is not None:
@@ -96,9 +108,8 @@ class Detector:
     def _settle(self):
         if self.weak is not None:
             self.weak.settle()
-        if self._stored is not None:
-            cell, thread, site, word = self._stored
-            self._stored = None
+        stored, self._stored = self._stored, []
+        for cell, thread, site, word in stored:
             wiped = self._wiped(cell, thread)
             entry = self.cells.write(cell, thread, "relaxed", "sys", site, word, begins=True)
             self._lost(thread, cell.address, entry, wiped)
@@ -115,7 +126,7 @@ class Detector:
     def atomic(self, thread, lanes, size, sem, scope):
         site = sites.here()
         self._settle()
-        event = self.histories.event(thread, site, "atomic", scope, True)
+        event = self.histories.event(thread, site, "atomic", scope, True, size=size)
         parts = self.places.split(thread, lanes, size)
         if self.weak is not None:
             self.weak.atomic(thread, parts, size, event)
@@ -146,7 +157,7 @@ class Detector:
         cell = self.cells.touch(address, size)
         if cell.label is None:
             cell.label = self.places.describe(thread.rank, address)
-        event = self.histories.event(thread, site, f"notify ({op})", "sys", True)
+        event = self.histories.event(thread, site, f"notify ({op})", "sys", True, size=size)
         parts = self.places.split(thread, Affine(address, (), ()), size)
         if self.weak is not None:
             self.weak.atomic(thread, parts, size, event)
@@ -214,7 +225,7 @@ class Detector:
         self._line(thread, address, size, site)
         cell = self.cells.at(address, size)
         cell.observed, cell.waited = True, site
-        event = self.histories.event(thread, site, word, scope)
+        event = self.histories.event(thread, site, word, scope, size=size)
         parts = self.places.split(thread, Affine(address, (), ()), size)
         if self.weak is not None:
             self.weak.see(thread, parts, size)
@@ -310,7 +321,10 @@ class Detector:
                 None,
             )
         atomics = earlier.scope is not None and event.scope is not None and not (earlier.plain and event.plain)
-        if atomics:
+        mixed = atomics and earlier.size != event.size
+        if mixed:
+            reason = "data-race"
+        elif atomics:
             reason = "narrow-scope"
         elif weak is not None:
             reason = {"release": "missing-release", "acquire": "missing-acquire", "scope": "narrow-scope"}[weak[0]]
@@ -333,6 +347,8 @@ class Detector:
                 f"They meet in {self.places.describe(thread.rank, entry.address)}: {entry.word} with scope {entry.scope} at "
                 f"{sites.text(entry.site)}, seen with scope {scope} at {sites.text(site)}"
             )
+        if mixed:
+            lines.append(f"Atomics of {earlier.size} and of {event.size} bytes are not atomic to one another.")
         places = sites.text(earlier.site), sites.text(event.site)
         self.found(reason, "\n".join(lines), places, (earlier.rank, event.rank))
 

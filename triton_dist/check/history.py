@@ -23,15 +23,15 @@ EMPTY = (0, (), ())
 
 class Event:
     """An access, or many alike: by one thread, between two steps of its clock, at one source line. `plain`: an atomic that
-    is none to another plain one."""
+    is none to another plain one. `size`: bytes of each word of an atomic, which is none to one of another size."""
 
-    __slots__ = ("number", "thread", "rank", "program", "clock", "site", "word", "scope", "writes",
-                 "plain")  # fmt: skip
+    __slots__ = ("number", "thread", "rank", "program", "clock", "site", "word", "scope", "writes", "plain",
+                 "size")  # fmt: skip
 
-    def __init__(self, number, thread, site, word, scope, writes, plain):
+    def __init__(self, number, thread, site, word, scope, writes, plain, size):
         self.number, self.thread, self.rank, self.program = number, thread.id, thread.rank, thread.program
         self.clock, self.site, self.word, self.scope, self.writes = thread.clock, site, word, scope, writes
-        self.plain = plain
+        self.plain, self.size = plain, size
 
     def before(self, thread):
         """Whether it is ordered before the next step of `thread`."""
@@ -45,12 +45,12 @@ class Histories:
         self.events, self.event_numbers = [None], {}
         self.states, self.state_numbers = [EMPTY], {EMPTY: 0}
 
-    def event(self, thread, site, word, scope=None, writes=False, plain=False):
-        key = thread.id, thread.clock, site, word, scope, writes, plain
+    def event(self, thread, site, word, scope=None, writes=False, plain=False, size=0):
+        key = thread.id, thread.clock, site, word, scope, writes, plain, size
         number = self.event_numbers.get(key)
         if number is None:
             number = self.event_numbers[key] = len(self.events)
-            self.events.append(Event(number, thread, site, word, scope, writes, plain))
+            self.events.append(Event(number, thread, site, word, scope, writes, plain, size))
         return self.events[number]
 
     def number(self, state):
@@ -102,11 +102,11 @@ class Histories:
 
 
 def covers(one, other):
-    """Whether two atomics are atomic to one another: each one's scope contains the other's thread, and one is no plain
-    store."""
+    """Whether two atomics are atomic to one another: they have the same size, each one's scope contains the other's thread,
+    and one is no plain store."""
     if one.thread == other.thread:
         return True
-    if one.plain and other.plain:
+    if (one.plain and other.plain) or one.size != other.size:
         return False
     needed = ("gpu", "sys") if one.rank == other.rank else ("sys",)
     return one.scope in needed and other.scope in needed

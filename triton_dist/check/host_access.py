@@ -1,8 +1,8 @@
 """Tensor operations of host code on the symmetric heap, as accesses of the host's thread: `fill_`, `copy_`, `zero_`, sums.
 
 A mode of torch's dispatcher sees every operation with its arguments, and the operation's schema says which of them it
-writes. Operations that only make views touch nothing. What bypasses the dispatcher (`tolist`, `numpy`, `print`, pickling)
-is seen one level up.
+writes. Operations that only make views, or new tensors of the same shape, touch nothing. What bypasses the dispatcher
+(`tolist`, `numpy`, `print`, pickling) is seen one level up.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..interpreter.affine import Affine
 
-_roles = {}  # operation -> None for a view, else {position or name of an argument: whether it is written}
+_roles = {}  # operation -> None for what touches nothing, else {position or name of an argument: whether it is written}
 
 
 def _roles_of(func):
@@ -21,8 +21,10 @@ def _roles_of(func):
         return found
     schema = func._schema
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    name = schema.name.rpartition("::")[2]
+    shape = name.endswith("_like") or name.startswith("new_")  # of a new tensor: nothing is read
     roles = None
-    if not view:
+    if not (view or shape):
         roles = {}
         for position, argument in enumerate(schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write

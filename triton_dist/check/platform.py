@@ -4,11 +4,13 @@ What it takes from `backends`: the Platform and Heap methods listed in backends/
 """
 
 import ctypes
+import operator
 import os
 
 import torch
 
 from ..backends import processes, segments
+from ..backends.cpu import Now
 from ..interpreter import atomic_add
 from ..interpreter.affine import Affine
 from ..interpreter.scheduler import Wait
@@ -200,6 +202,28 @@ class SimulatedHeap:
         detector.waiting(thread, address, itemsize)
         self.simulation.wait_on_host(wait.ready, lambda: f"{describe()}; seen {_C_INT[itemsize].from_address(address).value}")
         detector.waited(thread, wait, itemsize)
+
+    # -- streams: work is done when it is given, so their host is the thread of it all
+    def stream(self, urgent):
+        return Now()
+
+    def word_setter(self, *addresses):
+        def set_them():
+            for address in addresses:
+                self.simulation.step()
+                self._signal(self.simulation.host_thread(), address, 1, False, 4)
+
+        return set_them
+
+    def word_taker(self, describe, *addresses):
+        def take():
+            for address in addresses:
+                self.wait_signal(address, operator.eq, 1, 4, lambda: f"waits {describe()}")
+                self._signal(self.simulation.host_thread(), address, 0, False, 4)
+
+        return take
+
+    word_poller = word_taker
 
     def end_peers(self):
         raise SystemExit("aclshmem_global_exit")

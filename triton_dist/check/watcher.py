@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..interpreter.affine import Affine
+from ..interpreter.observer import addresses_of
 from .signals import value_at
 
 
@@ -32,18 +32,21 @@ class Watcher:
     def load(self, where, size, volatile, word):
         self.simulation.step(volatile)
         if volatile and self.exhaustive:
-            self._note_lanes("r", where.array(np.uint64) if isinstance(where, Affine) else where)
+            self._note_lanes("r", addresses_of(where))
         self._record("load", where, size, volatile, word)
         self.detector.load(self.simulation.current.thread, where, size, volatile, word)
 
     def load_done(self):
         self.detector.load_done()
 
-    def store(self, where, size, word):
+    def store(self, where, size, word, sem=None):
         if not self.detector.reading:  # else the second half of a copy
-            self.simulation.step(False)
+            self.simulation.step(sem is not None)
+        if sem is not None and self.exhaustive:
+            for address in addresses_of(where).tolist():
+                self.simulation.note("w", address, value_at(address, size))
         self._record("store", where, size, word)
-        self.detector.store(self.simulation.current.thread, where, size, word)
+        self.detector.store(self.simulation.current.thread, where, size, word, sem)
 
     def _note_lanes(self, kind, lanes):
         for address in lanes.ravel().tolist():

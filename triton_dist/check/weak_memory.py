@@ -22,7 +22,8 @@ last and stays. Stores to different bytes arrive in any order, whatever their or
 Plain reads may come late, too, by a second run of a schedule: late_reads.py.
 
 It is stronger than the PTX model in these points: volatile reads and atomics come before the stores that follow them, a wait
-and a test look at the newest value, an access to several words is all of one age where one write covers them.
+and a test look at the newest value, an access to several words is all of one age where one write covers them, unless that
+is a relaxed atomic store, whose words arrive apart.
 
 It is not a set of store buffers. Buffers alone show late stores, but not a missing acquire; views show both, and ask no more
 of the run than what lay there before.
@@ -35,6 +36,7 @@ import numpy as np
 
 from ..interpreter.affine import Affine
 from ..interpreter.memory import view
+from ..interpreter.observer import addresses_of
 from . import history, sites
 from .clocks import called
 from .late_reads import LateReads
@@ -45,6 +47,7 @@ LATENESS = (0.25, 0.5, 0.9)  # the chance that a write is late for a program tha
 HORIZON = (30, 300, 3000)  # accesses to memory by all programs within which a late write arrives; one of each, by schedule
 ATOMIC_HASTE = 4  # volatile reads see a write so many times earlier: they go to memory
 TOLD = 4  # of what was late in a schedule, in a report
+WORD_PARTS = 3  # in which the words of one relaxed store arrive, at most
 OVERTAKEN = 0.25  # the chance that a store that may be overtaken is
 
 
@@ -233,6 +236,16 @@ class WeakMemory:
             shadow.writes.insert(shadow.writes.index(above), write)
             self.passed = write, above
             self._tell(event, "is followed by the late", above)
+
+    def store_words(self, thread, shadow, where, size, event):
+        """Before relaxed atomic stores: words of one access arrive apart, in a few parts that the seed deals out."""
+        self.now += 1
+        lanes = np.unique(addresses_of(where))
+        parts = min(len(lanes), self.rng.randrange(1, WORD_PARTS + 1))
+        dealt = np.array([self.rng.randrange(parts) for _ in range(len(lanes))])
+        for number in range(parts):
+            if (dealt == number).any():
+                self._write(shadow, lanes[dealt == number], size, event)
 
     def _overtakes(self, thread, writes, low, high):
         """The newest write to [low, high), where it is a plain one to all of it that has not arrived here, else None."""

@@ -87,7 +87,12 @@ class Accesses(stock.InterpreterBuilder):
             seen = out if rectangle is None else out[rectangle.slices()]
             scheduler.poll(_words(part.array(np.uint64), seen), element.name, 1 if volatile else _PATIENCE)
 
-    def _store(self, ptrs, value, mask, watched=False):
+    def store_relaxed(self, ptrs, value, mask):
+        """Of the device language: each element, of 32 or 64 bits, by a relaxed atomic store at system scope."""
+        self._check_atomic(ptrs, mask)
+        self._store(ptrs, value, mask, sem="relaxed")
+
+    def _store(self, ptrs, value, mask, watched=False, sem=None):
         scheduler.moved()
         data = value.data
         form = form_of(ptrs)
@@ -101,13 +106,22 @@ class Accesses(stock.InterpreterBuilder):
                 where = found[0] if found[1] is None else found[0].part(found[1])
             else:
                 where = observer.lanes_of(ptrs.data, None if mask is None else mask.data)
-            scheduler.observer.store(where, data.itemsize, "store")
+            scheduler.observer.store(where, data.itemsize, "store" if sem is None else f"{sem} store", sem)
+        if sem is not None:
+            return self._exchange(ptrs.data, data, mask)
         if found and memory.store_affine(*found, data):
             return
         address = ptrs.data
         lanes = np.ones(address.shape, np.bool_) if mask is None else np.broadcast_to(mask.data, address.shape)
         memory.check_lanes(address[lanes], data.itemsize, "store")
         stock.native.store(address, np.broadcast_to(data, address.shape), lanes)
+
+    def _exchange(self, addresses, data, mask):
+        """Words put in place of others one by one: no reader in another process sees half of one, as it may of a block copy."""
+        bits = np.broadcast_to(data, addresses.shape).view(f"u{data.itemsize}")
+        lanes = np.ones(addresses.shape, np.bool_) if mask is None else np.broadcast_to(mask.data, addresses.shape)
+        arrays = (np.ascontiguousarray(one) for one in (addresses, bits, lanes))
+        stock.native.atomic_rmw(stock.native.RMW_OP.XCHG, *arrays, stock.native.MEM_SEMANTIC.RELAXED)
 
     def _box(self, desc, indices):
         """A descriptor access as (addresses inside the tensor, Rectangle of the block that they fill)."""

@@ -8,7 +8,7 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
     program(index, number), program_done(index, number)   a program of the launch begins and ends; number: from 0
     load(where, size, volatile, word)     a read; `word` is the language's word for it ("load", "get", "put", ...)
     load_done()                           the value has been read; of a copy, after its store
-    store(where, size, word)              a plain write
+    store(where, size, word, sem=None)    a plain write; with sem "relaxed" as many relaxed atomic stores at system scope
     atomic(lanes, size, sem, scope)       read-modify-writes of one word each; sem "relaxed", "acquire", "release" or
                                           "acq_rel", scope "cta", "gpu" or "sys"
     atomic_done(lanes, size, sem, scope, wrote, adds=False)   `wrote` (bool, or an array of one a lane): a failed
@@ -26,6 +26,8 @@ bytes of one lane. Addresses are not checked yet: a wrong one is refused after t
 
 import numpy as np
 
+from .affine import Affine
+
 
 def sem_name(sem):
     """"relaxed", "acquire", "release" or "acq_rel" of Triton's enumeration."""
@@ -42,3 +44,8 @@ def scope_name(scope):
 def lanes_of(addresses, mask):
     """The addresses that an access touches, as a flat array."""
     return addresses.ravel() if mask is None else addresses[np.broadcast_to(mask, addresses.shape)]
+
+
+def addresses_of(where):
+    """A `where` as a flat array."""
+    return where.array(np.uint64).ravel() if isinstance(where, Affine) else where

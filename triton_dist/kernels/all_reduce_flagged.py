@@ -1,8 +1,8 @@
 """All-reduce for short messages: the method `flagged` of `all_reduce`.
 
-Every 32-bit word travels beside the number of its call in one 64-bit store, which no target tears. So a reader sees by the
-word itself whether it is there: no signal, no fence, no round trip. It doubles the bytes; that is the better bargain up to
-about 512 KiB over NVLink. Volatile loads read what arrives.
+Every 32-bit word travels beside the number of its call in one relaxed atomic store of 64 bits, so both arrive as one. A reader
+sees by the word itself whether it is there: no signal, no fence, no round trip. It doubles the bytes; that is the better
+bargain up to about 512 KiB over NVLink. Volatile loads, which are at least relaxed atomic ones, read what arrives.
 
 Every block of the message is a program of its own, which puts its words to all peers, and reads those of each peer until
 all carry the number of this call. Two buffers take turns by the parity of the call: a program puts words of call e + 2 after
@@ -40,7 +40,7 @@ def flagged_kernel(
     flag = epoch.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
     to = buffer + tl.cast(me, tl.int64) * slot + lanes
     for i in tl.static_range(1, WORLD):
-        dl.remote_store(to, flag | mine.to(tl.uint64), dl.owner_first(i, me, WORLD), ctx, mask=inside)
+        dl.remote_store(to, flag | mine.to(tl.uint64), dl.owner_first(i, me, WORLD), ctx, mask=inside, sem="relaxed")
     for src in tl.static_range(WORLD):
         word = mine
         if src != me:

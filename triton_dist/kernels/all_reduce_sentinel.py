@@ -2,14 +2,18 @@
 
 A 32-bit word that has not come holds a bit pattern which no word that travels has: all ones, a NaN, or two. A word of all
 ones is sent with its last bit cleared, which is a NaN, or two, as well. So a reader sees by the words themselves whether they
-are there: no signal, no fence, no round trip, and no bytes for flags as in `flagged`. Volatile loads read what arrives; words
-may arrive in any order, and no target tears one.
+are there: no signal, no fence, no round trip, and no bytes for flags as in `flagged`. Words are put by relaxed atomic stores
+and read by volatile loads, which are at least relaxed atomic ones: they may arrive in any order, but each arrives whole.
 
 Every program puts its blocks of the message to all peers; then it waits for those of each peer, and writes the sentinel back
-when it has read them. Two buffers take turns by the parity of the program's calls. Block b belongs to program b % programs,
-whatever the size of the call, so all ranks agree on the parity, and what a program reads it also clears. A program puts
-words of its call e + 2 after it has read its peers' words of call e + 1, which they put after their call e had ended, with
-its clearing.
+when it has read them, by a relaxed store as well. Two buffers take turns by the parity of the program's calls. Block b
+belongs to program b % programs, whatever the size of the call, so all ranks agree on the parity, and what a program reads it
+also clears. A program puts words of its call e + 2 after it has read its peers' words of call e + 1, which they put after
+their call e had ended, with its clearing.
+
+That this puts the clearing before the peer's next word in memory rests on the kernels' being on one stream each: between two of
+them all stores of the first one are done, for all devices, as after a fence at system scope. Nothing in a kernel orders the
+two, and PTX's memory model, which is one of a kernel, does not say it.
 """
 
 import torch
@@ -47,7 +51,7 @@ def sentinel_kernel(
         mine = tl.minimum(tl.load(source + lanes, mask=inside, other=0), SENTINEL - 1)
         for i in tl.static_range(1, WORLD):
             to = buffer + tl.cast(me, tl.int64) * slot + lanes
-            dl.remote_store(to, mine, dl.owner_first(i, me, WORLD), ctx, mask=inside)
+            dl.remote_store(to, mine, dl.owner_first(i, me, WORLD), ctx, mask=inside, sem="relaxed")
     for block in range(pid, blocks, PROGRAMS):
         lanes = block * BLOCK + tl.arange(0, BLOCK)
         inside = lanes < words
@@ -62,7 +66,7 @@ def sentinel_kernel(
                     word = tl.load(there, mask=inside, other=0, volatile=True)
                     while tl.max(word, 0) == SENTINEL:
                         word = tl.load(there, mask=inside, other=0, volatile=True)
-                tl.store(there, tl.full((BLOCK,), SENTINEL, tl.uint32), mask=inside)
+                dl.target.store_relaxed(there, SENTINEL, inside)
             if src == 0:
                 first, second = halves(word, x)
             else:

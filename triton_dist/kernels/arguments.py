@@ -161,7 +161,7 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
     return settled, programs
 
 
-# Methods that need what only some platforms have: tensor descriptors, streams with handoffs, 64-bit words written as one.
+# Methods that need what only some platforms have: tensor descriptors, streams with handoffs, relaxed stores.
 NOT_ON_ASCEND = ("tma", "streams", "added", "flagged", "sentinel", "pipelined")
 
 

@@ -1,7 +1,8 @@
 """Remote memory access: a peer's copy of an address, tiles to and from a peer, bulk put and get.
 
 None of these words orders anything: what makes a put visible is the signal after it (`notify`, `put_signal`), and what
-makes a load valid is the `wait` before it. A peer's memory is written and read by ordinary stores and loads.
+makes a load valid is the `wait` before it. A peer's memory is written and read by ordinary stores and loads, but for
+`remote_store` with sem="relaxed".
 """
 
 import triton
@@ -88,7 +89,7 @@ def remote_load(ptr, peer, ctx, mask=None, other=None):
 
 
 @device_function(target.body("remote_store"))
-def remote_store(ptr, value, peer, ctx, mask=None):
+def remote_store(ptr, value, peer, ctx, mask=None, sem: tl.constexpr = None):
     """Stores a tile from registers to `peer`: `tl.store(symm_at(ptr, peer, ctx), value, mask)`.
 
     Args:
@@ -96,10 +97,30 @@ def remote_store(ptr, value, peer, ctx, mask=None):
         value: broadcastable to `ptr`, converted to its element type.
         peer, ctx: see `symm_at`.
         mask: int1, broadcastable to `ptr`; lanes that are False are not written.
+        sem: None, or "relaxed": each element, which must have 32 or 64 bits, is a relaxed atomic store at system scope.
 
     Ordering: a plain store. It is visible at the peer once the peer has waited for a later `notify` of this program.
+    With sem="relaxed" none either, but a peer may read while it comes, by `tl.load(ptr, volatile=True)` or an atomic: it sees
+    an element as it was or as it is, never a mixture, and the elements in any order. So a word must tell by itself whether it
+    has come, and can tell of nothing else. 16 bytes go in one instruction where a block of one axis has as many for each
+    thread; other blocks go element by element.
+    Targets: sem="relaxed" is refused at compile time for other widths, and by `ascend`, which promises no whole words.
     """
-    tl.store(symm_at(ptr, peer, ctx), value, mask=mask)
+    if sem is None:
+        tl.store(symm_at(ptr, peer, ctx), value, mask=mask)
+    else:
+        _require_words(ptr, sem)
+        target.store_relaxed(symm_at(ptr, peer, ctx), value, mask)
+
+
+@triton.jit
+def _require_words(ptr, SEM: tl.constexpr):
+    DTYPE: tl.constexpr = ptr.dtype.element_ty.name
+    BITS: tl.constexpr = ptr.dtype.element_ty.primitive_bitwidth
+    tl.static_assert(SEM == "relaxed", f'dl.remote_store: sem is None or "relaxed", not {SEM}')
+    tl.static_assert(
+        (BITS == 32) or (BITS == 64), f'dl.remote_store: sem="relaxed" stores elements of 32 or 64 bits, not {DTYPE}'
+    )
 
 
 @device_function(target.body("put"))

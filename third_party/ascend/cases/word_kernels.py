@@ -233,6 +233,11 @@ def wait_unknown(sig, ctx):
 
 
 @triton.jit
+def store_relaxed(x, ctx):
+    dl.remote_store(x + tl.arange(0, 64), 0, 1, ctx, sem="relaxed")
+
+
+@triton.jit
 def notify_plain(sig, ctx, OP: tl.constexpr):
     dl.notify(sig, 1, ctx, 1, OP)
 

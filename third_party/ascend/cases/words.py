@@ -78,4 +78,6 @@ for t in ("fp32", "i8", "i16", "u32", "u64"):
 _case("notify_plain ctx i32", "sig: *i32, ctx: *i32", "ctx is the int64 context table", OP="set")
 _case("notify_unknown", "sig: *i32, ctx: *i64", 'op is "set" or "add", not "sub"')
 _case("wait_unknown", "sig: *i32, ctx: *i64", 'not "above"')
+_case("store_relaxed i32", "x: *i32, ctx: *i64", 'sem="relaxed" is not available on the target ascend')
+_case("store_relaxed i16", "x: *i16, ctx: *i64", 'sem="relaxed" stores elements of 32 or 64 bits, not')
 _case("put of two dtypes", "dst: *fp16, src: *bf16, n: i32, peer: i32, ctx: *i64", "must have the same dtype", BLOCK=1024)

@@ -13,6 +13,8 @@ A target for a compiler (`nvidia`, `ascend`) supplies:
     acquired()                  after the last poll: no thread of the program runs ahead of the acquire
     fence(), quiet()
     dot_stored()                see `fence_dot`
+    store_relaxed(ptr, value, mask)
+                                a relaxed atomic store at system scope of each element, of 32 or 64 bits; see `remote_store`
     atomic_add, atomic_max, atomic_min, atomic_xchg (ptr, value, mask), atomic_cas(ptr, compare, value)
 
 For the interpreter, `interpreter.py` supplies whole bodies of the words instead: see `body`.
@@ -26,6 +28,7 @@ from ... import backend, interpreted
 
 if interpreted:
     from . import interpreter as _bodies
+    from .interpreter import store_relaxed  # noqa: F401
 
     NAME = tl.constexpr("interpreter")
     WIDE = tl.constexpr(False)

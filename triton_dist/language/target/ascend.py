@@ -22,7 +22,7 @@ from ..comparison import pending
 
 __all__ = [
     "NAME", "WIDE", "LIMITED", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet",
-    "dot_stored",
+    "dot_stored", "store_relaxed",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 
@@ -94,6 +94,12 @@ def dot_stored():
 @triton.jit
 def quiet():
     tl.debug_barrier()
+
+
+@triton.jit
+def store_relaxed(ptr, value, mask=None):
+    # A block goes by DMA, and no public source says in which units that writes.
+    tl.static_assert(False, 'dl.remote_store: sem="relaxed" is not available on the target ascend: nothing keeps words whole')
 
 
 @triton.jit

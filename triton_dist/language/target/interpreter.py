@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ... import context
 from ...errors import SymmetricAccessError, UnsupportedError
-from ...interpreter import handles, memory
+from ...interpreter import handles, memory, stock
 from ...interpreter.affine import Affine
 from ...interpreter.scheduler import COMPARE, Wait, ctypes_of, scheduler
 
@@ -96,8 +96,27 @@ def remote_load(ptr, peer, ctx, mask=None, other=None):
     return tl.load(symm_at(ptr, peer, ctx), mask=mask, other=other)
 
 
-def remote_store(ptr, value, peer, ctx, mask=None):
-    tl.store(symm_at(ptr, peer, ctx), value, mask=mask)
+def remote_store(ptr, value, peer, ctx, mask=None, sem=None):
+    there, sem = symm_at(ptr, peer, ctx), _value(sem)
+    if sem is None:
+        tl.store(there, value, mask=mask)
+        return
+    element = ptr.dtype.element_ty
+    if sem != "relaxed":
+        raise UnsupportedError(f'remote_store: sem is None or "relaxed", not {sem!r} ({scheduler.place()})')
+    if element.primitive_bitwidth not in (32, 64):
+        raise UnsupportedError(
+            f'remote_store: sem="relaxed" stores elements of 32 or 64 bits, not {element.name} ({scheduler.place()})'
+        )
+    store_relaxed(there, value, mask)
+
+
+def store_relaxed(ptr, value, mask=None):
+    value = tl.cast(value, ptr.dtype.element_ty)
+    if ptr.type.is_block():
+        value = tl.broadcast_to(value, ptr.shape)
+        mask = None if mask is None else tl.broadcast_to(tl.cast(mask, tl.int1), ptr.shape)
+    stock.builder.store_relaxed(ptr.handle, value.handle, None if mask is None else mask.handle)
 
 
 # -- memory to memory

@@ -13,10 +13,11 @@ from triton.language.extra.cuda import num_warps
 
 from ... import context, limits
 from ..comparison import pending
+from .nvidia_store import store_relaxed
 
 __all__ = [
     "NAME", "WIDE", "LIMITED", "delta", "publish_set", "publish_add", "poll", "spin", "acquired", "fence", "quiet",
-    "dot_stored",
+    "dot_stored", "store_relaxed",
     "atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas",
 ]  # fmt: skip
 

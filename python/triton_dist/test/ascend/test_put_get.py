@@ -302,6 +302,98 @@ def test_remote_load_and_store_obey_mask_and_other(ranks, world):
     ranks(world).run(masks_and_others)
 
 
+@triton.jit
+def relaxed_tiles(dst, low, high, peer, ctx, LANES: tl.constexpr):
+    lanes = tl.arange(0, LANES)
+    value = dl.rank(ctx) * LANES + lanes
+    scattered = (lanes * 3 + low) & 2
+    dl.remote_store(dst + lanes, value, peer, ctx, (lanes >= low) & (lanes < high), sem="relaxed")
+    dl.remote_store(dst + LANES + lanes, value, peer, ctx, sem="relaxed")
+    dl.remote_store(dst + 2 * LANES + lanes, value, peer, ctx, mask=scattered == 0, sem="relaxed")
+    dl.remote_store(dst + 3 * LANES + lanes, 9, peer, ctx, mask=lanes < high, sem="relaxed")
+    dl.remote_store(dst + 5 * LANES - 1 - lanes, value, peer, ctx, sem="relaxed")  # no neighbours in this order
+    dl.remote_store(dst + 5 * LANES + 1 + lanes, value, peer, ctx, sem="relaxed")  # not aligned to more than an element
+    rows, columns = tl.arange(0, 4)[:, None], tl.arange(0, LANES // 4)[None, :]
+    dl.remote_store(dst + 6 * LANES + 1 + rows * (LANES // 4) + columns, rows * 100 + columns, peer, ctx, sem="relaxed")
+    dl.remote_store(dst + 5 * LANES, low, peer, ctx, sem="relaxed")  # a scalar pointer
+
+
+def relaxed_stores():
+    me, world, ctx = shmem.my_pe(), shmem.pe_count(), shmem.context()
+    for dtype in (torch.int32, torch.float32, torch.int64, torch.float64):
+        for n, low, high in ((64, 0, 63), (512, 3, 40), (1024, 10, 1024), (2048, 5, 5)):
+            lanes = torch.arange(n)
+            dst = shmem.aclshmem_create_tensor((7 * n + 2,), dtype)
+            dst.fill_(-9)
+            shmem.barrier_all()
+            relaxed_tiles[(1,)](dst, low, high, (me + 1) % world, ctx, LANES=n)
+            shmem.barrier_all()
+            value, gap = (me - 1) % world * n + lanes, torch.full((n,), -9)
+            inside, scattered = (lanes >= low) & (lanes < high), (lanes * 3 + low) & 2 == 0
+            square = (torch.arange(4)[:, None] * 100 + torch.arange(n // 4)).flatten()
+            stored = [
+                torch.where(inside, value, gap), value, torch.where(scattered, value, gap), torch.where(lanes < high, 9, gap),
+                value.flip(0), torch.tensor([low]), value, square, gap[:1],
+            ]  # fmt: skip
+            assert torch.equal(dst.cpu(), torch.cat(stored).to(dtype)), f"{dtype}, {n} lanes, {low} to {high}"
+            shmem.aclshmem_free_tensor(dst)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_relaxed_stores_write_each_element_once_its_mask_allows(ranks, world):
+    ranks(world).run(relaxed_stores)
+
+
+@triton.jit
+def whole_words(word, wrong, n, ctx):
+    """Both ranks write numbers whose halves are alike, and look at what comes."""
+    peer, i = 1 - dl.rank(ctx), tl.arange(0, 16)
+    for number in range(1, n):
+        half = tl.zeros((16,), tl.int64) + number
+        dl.remote_store(word + i, half << 32 | half, peer, ctx, sem="relaxed")
+        seen = tl.load(word + i, volatile=True)
+        torn = (seen >> 32) != (seen & 0xFFFFFFFF)
+        tl.store(wrong + i, tl.load(wrong + i) + torn.to(tl.int32))
+
+
+def torn_words(n):
+    word, wrong = shmem.aclshmem_create_tensor((16,), torch.int64), torch.zeros(16, dtype=torch.int32, device=shmem.device())
+    word.zero_()
+    shmem.barrier_all()
+    whole_words[(1,)](word, wrong, n, shmem.context())
+    assert not wrong.any(), wrong
+
+
+def test_a_relaxed_store_is_seen_whole_or_not_at_all(ranks):
+    ranks(2).run(torn_words, 300)
+
+
+def relaxed_store_of(dtype):
+    x = shmem.aclshmem_create_tensor((64,), dtype)
+    with pytest.raises(Exception, match="stores elements of 32 or 64 bits, not"):
+        store_relaxed_zeros[(1,)](x, "relaxed", shmem.context())
+
+
+def store_of_another_order():
+    x = shmem.aclshmem_create_tensor((64,), torch.int32)
+    with pytest.raises(Exception, match='sem is None or "relaxed", not'):
+        store_relaxed_zeros[(1,)](x, "release", shmem.context())
+
+
+@triton.jit
+def store_relaxed_zeros(x, SEM: tl.constexpr, ctx):
+    dl.remote_store(x + tl.arange(0, 64), 0, 0, ctx, sem=SEM)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.bfloat16])
+def test_relaxed_stores_of_narrow_elements_are_refused(ranks, dtype):
+    ranks(1).run(relaxed_store_of, dtype)
+
+
+def test_another_order_than_relaxed_is_refused(ranks):
+    ranks(1).run(store_of_another_order)
+
+
 # -- transfers in flight
 
 

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import time
+from unittest import mock
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import check, kernels, shmem
@@ -50,10 +51,16 @@ def near(one, other):
     return torch.allclose(one.float(), other.float(), rtol=2e-3, atol=2e-3)
 
 
-def run_allgather_gemm():
+def run_allgather_gemm(method="kernel", at_once=False):
+    """at_once: the method streams multiplies what has come at once, as it does with few rows; between two ranks some of the
+    own ones before."""
     dist.init_process_group("gloo")
     M, N, K, dtype = 20, 12, 8, torch.float16
-    context = kernels.create_allgather_gemm_context(M, K, dtype, config={**GEMM, "CHUNK_M": 8}, programs=2)
+    tuned = dict(config={**GEMM, "CHUNK_M": 8}, programs=2) if method == "kernel" else {}
+    context = kernels.create_allgather_gemm_context(M, K, dtype, method=method, **tuned)
+    if at_once:
+        context.run.first_rows = lambda N: 7 if shmem.pe_count() == 2 else 0
+        context.run.hurry = lambda first, N: False
     calls = [(random(M, K, dtype=dtype, seed=call), random(K, N, dtype=dtype, seed=9)) for call in range(2)]
     outs = [poisoned((M * shmem.pe_count(), N), dtype) for _ in calls]
     results = [kernels.allgather_gemm(a, b, context, out) for (a, b), out in zip(calls, outs)]
@@ -61,25 +68,18 @@ def run_allgather_gemm():
     context.free()
 
 
-def products(create, function, reference, M=37, N=20, K=8):
+def products(name, method, M=37, N=20, K=8):
+    """`name`: gemm_reduce_scatter or gemm_allreduce."""
     dist.init_process_group("gloo")
-    context = create(M, N, torch.float32, config={**GEMM, "GROUP_M": 2}, programs=2)
-    calls = [(random(M, K, seed=call), random(K, N, seed=call + 50)) for call in range(CALLS)]
-    compare(calls, [function(a, b, context) for a, b in calls], reference, near)
+    tuned = dict(config={**GEMM, "GROUP_M": 2}, programs=2) if method in ("kernel", "one_shot", "two_shot") else {}
+    dtype = torch.float16 if method == "tma" else torch.float32
+    M = M if tuned else 12 * shmem.pe_count()
+    context = getattr(kernels, f"create_{name}_context")(M, N, dtype, method=method, **tuned)
+    calls = [(random(M, K, dtype=dtype, seed=call), random(K, N, dtype=dtype, seed=call + 50)) for call in range(CALLS)]
+    if dtype == torch.float16:  # partial sums travel in it: whole numbers keep them exact
+        calls = [(a.round(), b.round()) for a, b in calls]
+    compare(calls, [getattr(kernels, name)(a, b, context) for a, b in calls], module(name).reference, near)
     context.free()
-
-
-def run_gemm_reduce_scatter():
-    create = kernels.create_gemm_reduce_scatter_context
-    products(create, kernels.gemm_reduce_scatter, module("gemm_reduce_scatter").reference)
-
-
-def gemm_allreduce_by(method):
-    def run():
-        create = functools.partial(kernels.create_gemm_allreduce_context, method=method)
-        products(create, kernels.gemm_allreduce, module("gemm_allreduce").reference)
-
-    return run
 
 
 def collective(create, function, reference, sizes):
@@ -202,12 +202,24 @@ def run_moe(method, tiles, programs):
 
 PROGRAMS = {
     "allgather_gemm": run_allgather_gemm,
-    "gemm_reduce_scatter": run_gemm_reduce_scatter,
-    "gemm_allreduce one_shot": gemm_allreduce_by("one_shot"),
-    "gemm_allreduce two_shot": gemm_allreduce_by("two_shot"),
+    "allgather_gemm streams": functools.partial(run_allgather_gemm, "streams"),
+    "allgather_gemm streams, the rest at once": functools.partial(run_allgather_gemm, "streams", at_once=True),
+    "allgather_gemm sequence": functools.partial(run_allgather_gemm, "sequence"),
+    "gemm_reduce_scatter": functools.partial(products, "gemm_reduce_scatter", "kernel"),
+    "gemm_reduce_scatter tma": functools.partial(products, "gemm_reduce_scatter", "tma"),
+    "gemm_reduce_scatter streams": functools.partial(products, "gemm_reduce_scatter", "streams"),
+    "gemm_reduce_scatter added": functools.partial(products, "gemm_reduce_scatter", "added"),
+    "gemm_reduce_scatter sequence": functools.partial(products, "gemm_reduce_scatter", "sequence"),
+    "gemm_allreduce one_shot": functools.partial(products, "gemm_allreduce", "one_shot"),
+    "gemm_allreduce two_shot": functools.partial(products, "gemm_allreduce", "two_shot"),
+    "gemm_allreduce tma": functools.partial(products, "gemm_allreduce", "tma"),
+    "gemm_allreduce streams": functools.partial(products, "gemm_allreduce", "streams"),
+    "gemm_allreduce sequence": functools.partial(products, "gemm_allreduce", "sequence"),
     "all_reduce mesh": all_reduce_by("mesh"),
     "all_reduce two_shot": all_reduce_by("two_shot"),
     "all_reduce ring": all_reduce_by("ring"),
+    "all_reduce flagged": all_reduce_by("flagged"),
+    "all_reduce sentinel": all_reduce_by("sentinel"),
     "all_reduce pipelined": all_reduce_by("pipelined"),
     "all_gather": run_all_gather,
     "reduce_scatter": run_reduce_scatter,
@@ -237,7 +249,8 @@ def tutorial(number, world):
 def explore(name, world, schedules, **options):
     """The Report of an operator, or of a tutorial by its number."""
     if name in PROGRAMS:
-        return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
+        with mock.patch.multiple(module("stream_costs"), PART_BYTES=256, SLICE_BYTES=256):  # several parts of small operands
+            return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
     return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)
 
 

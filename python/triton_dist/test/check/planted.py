@@ -4,10 +4,11 @@
 
 Every wait and every notify in the kernels of triton_dist.kernels is a place for two bugs. Taken out: a wait becomes
 nothing, a notify is not sent, a put_signal becomes a put. Relaxed: the signal is sent and waited for as before, but
-without the release of the notify, or the acquire of the wait.
+without the release of the notify, or the acquire of the wait. Every handoff between streams is taken out, too, and a
+relaxed store becomes a plain one.
 
 --results turns the reports of missing orders off, and sees instead which of the bugs give a wrong result, a failure or a
-hang with weak memory."""
+hang with weak memory. A relaxed store that is plain is left out: the simulation tears no word."""
 
 import argparse
 import ast
@@ -26,6 +27,8 @@ import triton.language as tl
 import triton_dist.language as dl
 
 REMOVED = {"wait": "0", "notify": "None", "notify_all": "None", "put_signal": None, "barrier_all": "None"}
+HANDOFFS = ("claim", "publish", "receive", "release")  # methods of a shmem.Handoffs
+STORES = ("remote_store", "store_relaxed")
 
 
 @triton.jit
@@ -80,9 +83,16 @@ FILES = {
     "gemm_reduce_scatter": ["gemm_reduce_scatter", "gemm_allreduce one_shot", "gemm_allreduce two_shot"],
     "gemm_allreduce": ["gemm_allreduce one_shot", "gemm_allreduce two_shot"],
     "all_reduce": ["all_reduce mesh", "all_reduce two_shot", "all_reduce ring"],
+    "all_reduce_flagged": ["all_reduce flagged"],
+    "all_reduce_sentinel": ["all_reduce sentinel"],
+    "all_reduce_pipelined": ["all_reduce pipelined"],
+    "allgather_gemm_streams": ["allgather_gemm streams", "allgather_gemm streams, the rest at once"],
+    "gemm_reduce_scatter_tma": ["gemm_reduce_scatter tma", "gemm_allreduce tma"],
+    "gemm_reduce_scatter_streams": ["gemm_reduce_scatter streams", "gemm_reduce_scatter added", "gemm_allreduce streams"],
+    "gemm_allreduce_tma": ["gemm_allreduce tma"],
+    "gemm_allreduce_streams": ["gemm_allreduce streams"],
     "all_gather": ["all_gather"],
     "reduce_scatter": ["reduce_scatter"],
-    "all_reduce_pipelined": ["all_reduce pipelined"],
     "broadcast": ["broadcast"],
     "barrier": ["barrier"],
     "all_to_all": ["all_to_all"],
@@ -96,16 +106,20 @@ FILES = {
 
 
 class Plant:
-    """A call in a kernel's source that is taken out, or made `relaxed`."""
+    """A call in an operator's source that is taken out, made `relaxed`, or, a relaxed store, made a plain one."""
 
     def __init__(self, name, path, source, node, word, relaxed=False):
         self.name, self.path, self.word, self.line, self.relaxed = name, path, word, node.lineno, relaxed
         lines = source.splitlines(keepends=True)
         start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-        text, new = source[start:end], REMOVED[word]
+        text, new = source[start:end], REMOVED.get(word, "None")
         if relaxed:
             new = text.replace(f"dl.{word}", f"relaxed_{word}", 1)
+        elif word in STORES:
+            given = [ast.get_source_segment(source, one) for one in node.args]
+            given += [f"{one.arg}={ast.get_source_segment(source, one.value)}" for one in node.keywords if one.arg != "sem"]
+            new = f"{'dl.remote_store' if word == 'remote_store' else 'tl.store'}({', '.join(given)})"
         elif new is None:  # put_signal(dst, src, n, sig, peer, ctx, value, op, pid, num_pids, BLOCK)
             given = [ast.get_source_segment(source, one) for one in node.args]
             new = f"dl.put({', '.join(given[:3] + given[4:6] + given[8:])})"
@@ -124,27 +138,32 @@ def plants(name):
         source = file.read()
     found = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REMOVED:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "dl":
-                found += [Plant(name, path, source, node, node.func.attr, relaxed) for relaxed in (False, True)]
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        word, owner = node.func.attr, ast.unparse(node.func.value)
+        if word in REMOVED and owner == "dl":
+            found += [Plant(name, path, source, node, word, relaxed) for relaxed in (False, True)]
+        store = word == "store_relaxed" or (word == "remote_store" and any(one.arg == "sem" for one in node.keywords))
+        if (word in HANDOFFS and owner.endswith("handoffs")) or (store and owner.startswith("dl")):
+            found.append(Plant(name, path, source, node, word))
     return sorted(found, key=lambda plant: (plant.relaxed, plant.line))
 
 
 @contextlib.contextmanager
 def planted(plant):
-    """The module's kernels are those of the changed source."""
+    """The module's kernels and classes are those of the changed source."""
     real = sys.modules[f"triton_dist.kernels.{plant.name}"]
     path = plant.path.replace(".py", f".{'relaxed' if plant.relaxed else 'without'}_{plant.word}_{plant.line}.py")
     linecache.cache[path] = len(plant.source), None, plant.source.splitlines(keepends=True), path
     names = {"__name__": real.__name__, "__file__": path, "__package__": real.__package__, **RELAXED}
     exec(compile(plant.source, path, "exec"), names)
     kind = type(operators.module("barrier").barrier_kernel)
-    kernels = {n: v for n, v in vars(real).items() if isinstance(v, kind)}
+    kernels = {n: v for n, v in vars(real).items() if isinstance(v, (kind, type))}
     users = [m for n, m in sys.modules.items() if n.startswith("triton_dist.kernels.")]
     changed = []
     for name, kernel in kernels.items():
         for user in users:  # kernels are shared between files
-            if vars(user).get(name) is kernel and kernel.fn.__module__ == real.__name__:
+            if vars(user).get(name) is kernel and getattr(kernel, "fn", kernel).__module__ == real.__name__:
                 changed.append((user, name, kernel))
                 setattr(user, name, names[name])
     assert changed, plant
@@ -183,6 +202,8 @@ def main():
     total, found = collections.Counter(), collections.Counter()
     for name in FILES:
         for plant in plants(name) if args.only in name else ():
+            if args.results and plant.word in STORES:
+                continue
             began = time.perf_counter()
             reports = try_plant(plant, args.world, limit, **options)
             kinds = ", ".join(reports[-1].kinds) or "NOTHING"

@@ -177,7 +177,10 @@ def test_a_right_program_gives_the_same_results(case):
     assert verdict.outcome == "passed", str(verdict.report)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if ORDERS & set(case.verdict)], ids=lambda case: case.name)
+ORDER_ALONE = [case for case in CASES if case.verdict and set(case.verdict) <= ORDERS]
+
+
+@pytest.mark.parametrize("case", ORDER_ALONE, ids=lambda case: case.name)
 def test_a_missing_order_gives_a_wrong_result(case):
     report = run(case, 50, keep_going=False, weak=True, races=False).report
     if case.name == "host/tensors-clear-signal":  # the signal is gone in any memory

@@ -224,6 +224,33 @@ def test_tiles_to_and_from_a_peer_are_wide(code, word):
     assert_wide(code(word), in_a_loop=False)
 
 
+RELAXED = "relaxed", "sys", "global"
+
+
+@pytest.mark.parametrize("dtype", ["i32", "fp32", "i64", "fp64"])
+@pytest.mark.parametrize("kind", ["loaded", "computed", "summed", "of a product"])
+def test_relaxed_stores_are_16_bytes_wide_and_each_element_is_one_threads(code, kind, dtype):
+    items = code(f"store_relaxed {kind} {dtype}")
+    wide = [i for i in where(items, "st", *RELAXED) if width(items[i]) == 16]
+    assert len(wide) == 1, "16 bytes a thread are the whole block: more would be second stores of the same elements"
+    assert items[wide[0]].guard, "where the elements are neighbours, aligned and not masked off"
+    single = [i for i in where(items, "st", *RELAXED) if i not in wide]
+    assert len(single) == 16 * 8 // int(dtype[-2:]) and all(items[i].guard for i in single)
+    assert not [i for i in where(items, "st", "global") if i not in wide + single], "no plain store"
+    exchanges = where(items, "atom", "sys", "relaxed", "exch")
+    assert len(exchanges) == (kind == "of a product"), "of 64 lanes, fewer than threads"
+
+
+@pytest.mark.parametrize("dtype", ["i32", "fp32", "i64", "fp64"])
+@pytest.mark.parametrize("kind", ["few", "scalar", "rows"])
+def test_other_relaxed_stores_are_exchanges_by_one_thread_each(code, kind, dtype):
+    items = code(f"store_relaxed {kind} {dtype}")
+    exchanges = where(items, "atom")
+    assert exchanges and exchanges == where(items, "atom", "exch", *RELAXED)
+    assert all(items[i].guard for i in exchanges)
+    assert not where(items, "st", "global")
+
+
 # -- atomics
 
 

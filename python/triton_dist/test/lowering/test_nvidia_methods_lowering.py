@@ -38,7 +38,7 @@ def test_as_many_programs_fit_as_wait_for_one_another(compiled, name):
 def test_tiles_are_stored_and_read_16_bytes_at_a_time(compiled, name):
     code = parse(compiled[name]["ptx"])
     stores = [width(code[i]) for i in where(code, "st", "global") if not code[i].is_("st", "sys")]
-    assert stores.count(16) >= 4
+    assert stores.count(16) >= (1 if name == "sentinel" else 4)
     assert max(stores) == 16
     assert where(code, "ld", "global", "v4")
 
@@ -53,14 +53,16 @@ def test_a_turn_of_a_poll_loop_is_one_acquiring_load(compiled, name):
 
 def test_words_travel_with_their_flags_in_single_64_bit_elements(compiled):
     code = parse(compiled["flagged"]["ptx"])
-    assert where(code, "st", "global", "b64"), "the put"
+    puts = where(code, "st", "global", "relaxed", "sys", "b64")
+    assert [i for i in puts if width(code[i]) == 16], "the put"
     assert where(code, "ld", "volatile", "global", "b64"), "the poll"
     assert not where(code, "atom") and not where(code, "red"), "no signal"
 
 
 def test_words_that_show_themselves_are_put_and_polled_16_bytes_at_a_time(compiled):
     code = parse(compiled["sentinel"]["ptx"])
-    assert where(code, "st", "global", "v4"), "the put"
+    stores = [i for i in where(code, "st", "global", "relaxed", "sys") if width(code[i]) == 16]
+    assert len(stores) == 3, "the put to the peer, and the clearing after either rank's words"
     polls = where(code, "ld", "volatile")
     assert polls and all(width(code[i]) == 16 for i in polls)
     assert any(in_loop(code, i) for i in polls)

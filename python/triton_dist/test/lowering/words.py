@@ -101,6 +101,51 @@ def remote_store(x, out, ctx, peer, n):
     dl.remote_store(out + i, tl.load(x + i, mask=i < n), peer, ctx, i < n)
 
 
+@triton.jit
+def store_relaxed(x, out, ctx, peer, n, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if KIND == "loaded":
+        dl.remote_store(out + i, tl.load(x + i, mask=i < n), peer, ctx, mask=i < n, sem="relaxed")
+    elif KIND == "computed":
+        dl.remote_store(out + i, i, peer, ctx, sem="relaxed")
+    elif KIND == "summed":  # its layout has every element in many threads
+        rows = tl.load(x + i[:, None] * 32 + tl.arange(0, 32)[None, :])
+        dl.remote_store(out + i, tl.sum(rows, 1), peer, ctx, mask=i < n, sem="relaxed")
+    elif KIND == "of a product":
+        lanes = tl.arange(0, 64)
+        square = tl.load(x + lanes[:, None] * 64 + lanes[None, :]).to(tl.float16)
+        row = tl.max(tl.dot(square, square), 0)
+        dl.remote_store(out + lanes, row.to(x.dtype.element_ty), peer, ctx, sem="relaxed")
+        half = tl.max(tl.join(tl.load(x + i), tl.load(x + i + 1)), 1)
+        dl.remote_store(out + i, half, peer, ctx, sem="relaxed")
+    elif KIND == "scalar":
+        dl.remote_store(out, n, peer, ctx, sem="relaxed")
+    else:
+        rows, columns = tl.arange(0, 16), tl.arange(0, BLOCK // 16)
+        square = rows[:, None] * (BLOCK // 16) + columns[None, :]
+        dl.remote_store(out + square, square, peer, ctx, mask=square < n, sem="relaxed")
+
+
+for t in ("i32", "fp32", "i64", "fp64"):
+    for kind in ("loaded", "computed", "summed", "of a product", "scalar", "rows"):
+        words = f"x: *{t}, out: *{t}, ctx: *i64, peer: i32, n: i32"
+        case(f"store_relaxed {kind} {t}", words, KIND=kind, BLOCK=512 if t[-2:] == "32" else 256)(store_relaxed)
+    case(f"store_relaxed few {t}", words, KIND="loaded", BLOCK=32)(store_relaxed)
+
+
+@case("refused remote_store relaxed fp16", "x: *fp16, ctx: *i64")
+@case("refused remote_store relaxed i32 on ascend", "x: *i32, ctx: *i64", targets=("ascend",))
+@triton.jit
+def relaxed_refused(x, ctx):
+    dl.remote_store(x + tl.arange(0, 512), 0, 1, ctx, sem="relaxed")
+
+
+@case("refused remote_store release", "x: *i32, ctx: *i64")
+@triton.jit
+def store_released(x, ctx):
+    dl.remote_store(x + tl.arange(0, 512), 0, 1, ctx, sem="release")
+
+
 @case("symm_at descriptor", "x: *fp16, out: *fp16, ctx: *i64, peer: i32, v: i32, sig: *i32")
 @triton.jit
 def symm_at_descriptor(x, out, ctx, peer, v, sig):

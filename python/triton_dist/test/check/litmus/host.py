@@ -311,3 +311,40 @@ cases(
         "nothing": ("data-race", "wrong-result"),
     },
 )
+
+
+def handoffs(V):
+    """Buffers that change hands in the order of streams; without `claim` a writer comes back before the reader is done."""
+    me, world = shmem.my_pe(), shmem.pe_count()
+    right, left = (me + 1) % world, (me - 1) % world
+    inbox, hands = shmem.aclshmem_create_tensor((world, N), torch.float32), shmem.Handoffs(1)
+    there = shmem.peer_tensor(inbox, right)[me]
+    for call in range(3):
+        x = torch.arange(N, dtype=torch.float32) + 100 * me + call
+        new = torch.empty_like(inbox)  # reads nothing of what comes
+        if V != "no-claim":
+            hands.claim(right)
+        if V == "early":
+            hands.publish(right, 0)
+        there.copy_(x)
+        if V != "early":
+            hands.publish(right, 0)
+        if V != "unheard":
+            hands.receive(left, 0)
+        new.copy_(inbox)
+        hands.release(left)
+        if V == "unheard":
+            hands.receive(left, 0)
+        assert torch.equal(new[left], torch.arange(N) + 100.0 * left + call)
+    hands.free()
+
+
+cases(
+    handoffs,
+    {
+        "right": (dict(world_size=3),),
+        "early": ("data-race", dict(world_size=3)),
+        "unheard": ("data-race", dict(world_size=3)),
+        "no-claim": ("data-race", "buffer-reuse", "lost-update", dict(world_size=3)),
+    },
+)

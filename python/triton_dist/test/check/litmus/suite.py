@@ -8,6 +8,7 @@ import exchange  # noqa: F401
 import host  # noqa: F401
 import memory  # noqa: F401
 import programs  # noqa: F401
+import relaxed  # noqa: F401
 import rounds  # noqa: F401
 import users  # noqa: F401
 from registry import CASES
