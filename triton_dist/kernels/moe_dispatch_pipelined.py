@@ -37,7 +37,7 @@ from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
 _MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
-_TOLD = tl.constexpr(4096)  # slots told at a time
+_TOLD = tl.constexpr(2048)  # slots told at a time
 
 
 @triton.jit
@@ -357,9 +357,10 @@ def pipelined_candidates(max_tokens, hidden):
     if max_tokens <= 2 * programs:
         return [dict(config=streams[0])]
     few = dict(PUTTERS=max(programs // 8, 1))
-    small = dict(PUTTERS=max(programs // 2, 1), BLOCK_P=2, BLOCK_T=1, num_warps=4)  # four programs a multiprocessor
+    # four programs a multiprocessor
+    small = dict(PUTTERS=max(programs // 2, 1), BLOCK_P=2, BLOCK_C=4, BLOCK_T=1, num_warps=4)
     return [
-        *(dict(config=one) for one in (*streams, few, {**few, **streams[0]}, dict(BLOCK_T=4))),
+        *(dict(config=one) for one in (*streams, few, {**few, **streams[0]})),
         *(dict(config=one, programs=4 * programs) for one in (small, {**small, **streams[0]})),
     ]
 
