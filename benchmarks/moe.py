@@ -4,6 +4,9 @@
 
 Microseconds of a call, queued one after the other and, in brackets, under replay of a CUDA graph; `link` is the time that the
 bytes which must cross need at the rate of one large copy of this run, and the percentage is that over the replay's time.
+A dispatch also writes a row for each slot. What that takes alone is measured in turn with it: `fill` writes as many bytes and
+reads none, `select` copies the same rows from tokens that are all here, by torch.index_select. `floor`: the longer one of link
+and fill.
 The baseline sends as many bytes, knows the splits already, and moves no counts.
 """
 
@@ -44,6 +47,14 @@ class Baseline:
         self.tokens = self.source // ids.shape[1]
         self.k, self.sent_slots = ids.shape[1], (owner[self.order] == torch.repeat_interleave(
             torch.arange(world, device=x.device), counts)[:, None]).view(-1)  # fmt: skip
+
+    def writing(self):
+        """Two functions that write this rank's rows: fill, select. As many bytes as a dispatch, without ranks and counts."""
+        tokens = self.x[torch.arange(sum(self.received), device=self.x.device) % len(self.x)]
+        if self.fp8:
+            tokens = tokens.to(torch.float8_e4m3fn).view(torch.uint8)
+        rows = tokens.new_empty(len(self.tokens), self.x.shape[1])
+        return [lambda: rows.fill_(1), lambda: torch.index_select(tokens, 0, self.tokens, out=rows)], rows.nbytes
 
     def dispatch(self):
         send = self.x[self.order]
@@ -105,13 +116,21 @@ def case(T, H, k, E, fp8, methods, rate, rank, world, device):
         ]
         theirs = [base.dispatch, lambda: base.combine(y, weights)]  # noqa: B023
         eager = microseconds([*calls, *theirs], samples=9)
-        replay = microseconds(calls, samples=9, calls=4, graph=True) if graphs else eager
+        writing, written = base.writing()
+        replay = microseconds([*calls, *writing], samples=9, calls=4, graph=graphs)
+        fill, select = replay[2:]
         for i, (name, nbytes) in enumerate((("dispatch", crossing), ("combine", returning))):
             say(
                 f"  {name:9} {there.method:9} {eager[i]:7.1f} [{replay[i]:7.1f}] baseline {eager[2 + i]:7.1f} "
                 f"({eager[2 + i] / eager[i]:.2f}x); {nbytes / 1e6:6.1f} MB cross, link {nbytes / rate:6.1f}: "
                 f"{nbytes / rate / replay[i]:.0%}"
             )
+        floor = max(crossing / rate, fill)
+        say(
+            f"  {'rows':9} {written / 1e6:6.1f} MB: fill {fill:7.1f}, select {select:7.1f}; dispatch [{replay[0]:.1f}] is "
+            f"{replay[0] / floor:.2f} times the floor, {replay[0] / select:.2f} times select"
+        )
+        del writing
         back.free()
         there.free()
 

@@ -185,15 +185,20 @@ def chosen_method(call, methods, suited, config, programs, team, operator, key):
     for `key` (see `tuning.lookup`), else the one that suits the size; methods[0], the portable kernel, elsewhere and where the
     teams of the heap would choose differently (they allocate alike). The first rank of a team chooses for all of it, since
     its ranks may have different caches. Collective over all ranks of the heap on nvidia."""
+    return chosen_candidate(call, methods, suited, config, programs, team, operator, key)["method"]
+
+
+def chosen_candidate(call, methods, suited, config, programs, team, operator, key):
+    """As `chosen_method`, but the whole candidate that was measured: {"method": ..., and what else it was made with}."""
     if triton_dist.backend != "nvidia":
-        return methods[0]
+        return dict(method=methods[0])
+    chosen = dict(method=suited)
     if config is not None or programs is not None:
-        suited = methods[0]
+        chosen = dict(method=methods[0])
     elif shmem.team_my_pe(team) == 0:
-        found = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: candidate.get("method") in methods)
-        suited = found["method"] if found else suited
-    chosen = of_first_ranks(f"{call}: method", team, suited)
-    return methods[0] if chosen is None else chosen
+        chosen = lookup(operator, key, shmem.team_n_pes(team), lambda candidate: candidate.get("method") in methods) or chosen
+    chosen = of_first_ranks(f"{call}: method", team, chosen)
+    return dict(method=methods[0]) if chosen is None else chosen
 
 
 def tuned_arguments(call, operator, team, key, names):

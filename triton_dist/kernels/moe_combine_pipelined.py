@@ -51,12 +51,9 @@ def _sum_tokens(
             kept = (tl.load(number + slot, mask=inside, other=-1) >= 0) & (failed == 0)
             row = tl.load(own + slot, mask=inside, other=-1)
             weight = tl.load(weights + t.to(tl.int64) * stride_wt + j * stride_wk, mask=inside, other=0.0)
-            here, there = kept & (row >= 0), kept & (row < 0)
-            of = y + tl.maximum(row, 0)[:, None].to(tl.int64) * stride_y
-            mine = tl.load(of + cols, mask=here[:, None] & (cols < H), other=0.0)
-            at = returned + slot[:, None].to(tl.int64) * H
-            theirs = tl.load(at + cols, mask=there[:, None] & (cols < H), other=0.0)
-            tile = tl.where(here[:, None], mine, theirs).to(tl.float32)
+            of = y + tl.maximum(row, 0).to(tl.int64) * stride_y
+            at = tl.where(row >= 0, of, returned + slot.to(tl.int64) * H)  # one load: half of the registers of two
+            tile = tl.load(at[:, None] + cols, mask=kept[:, None] & (cols < H), other=0.0).to(tl.float32)
             acc += tl.where(kept[:, None], weight[:, None] * tile, 0.0)
         acc = tl.where(failed, float("nan"), acc)
         at = out + t[:, None].to(tl.int64) * stride_out + cols

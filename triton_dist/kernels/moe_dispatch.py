@@ -25,7 +25,8 @@ from .arguments import (
     FLOATS,
     LAUNCH_OPTIONS,
     checked_config,
-    chosen_method,
+    chosen_candidate,
+    device_programs,
     name_of,
     need,
     need_dtype,
@@ -34,9 +35,9 @@ from .arguments import (
 )
 from .moe_dispatch_context import METHODS, MoeDispatchContext
 from .moe_dispatch_gather import gather_config
-from .moe_dispatch_pipelined import pipelined_config
+from .moe_dispatch_pipelined import NORMAL, STREAMS, pipelined_config
 from .moe_quantization import GROUP
-from .moe_routing import expert_owners, fit_putters, grouped, need_pipeline
+from .moe_routing import expert_owners, fit_putters, grouped, need_pipeline, pipeline_problem
 from .operator_context import agreement, begin
 
 
@@ -51,6 +52,16 @@ def default_config(method, max_tokens, hidden):
     """(constexprs and launch options of the method's kernel, programs) that suit this process's platform. Programs of all ranks
     wait for one another, so there are no more of them than the device runs at a time."""
     return gather_config(max_tokens) if method == "gather" else pipelined_config(max_tokens, hidden)
+
+
+def _configured(max_tokens, hidden, method, config=None, programs=None):
+    """(config, programs) of a candidate that was measured; the defaults where it does not fit this size, for which the nearest
+    one was measured, or this part of the device (see `concurrent`)."""
+    defaults = default_config(method, max_tokens, hidden)
+    tuned, programs = {**defaults[0], **(config or {})}, programs or defaults[1]
+    fits = set(tuned) <= {*defaults[0], *LAUNCH_OPTIONS} and programs <= 4 * device_programs()
+    fits = fits and (method == "gather" or pipeline_problem(tuned, programs, 2) is None)
+    return (tuned, programs) if fits else defaults
 
 
 def create_moe_dispatch_context(
@@ -73,8 +84,8 @@ def create_moe_dispatch_context(
         config: dict that overrides entries of `default_config(method, max_tokens, hidden)[0]`, of gather when method is None.
         programs: programs in the grid; not more than the device runs at a time.
         method: "gather" or "pipelined"; see the top of this file. None: on nvidia, unless config or programs is given and
-            where max_received holds the tokens of all peers, the faster one that was measured (docs/tuning.md), else pipelined;
-            in all other cases gather.
+            where max_received holds the tokens of all peers, the fastest one that was measured, with the configuration that was
+            (docs/tuning.md), else pipelined; in all other cases gather.
 
     Symmetric memory: gather max_received, pipelined (num_ranks - 1) * max_tokens times H elements of the payload (and its
     scales); and some words for every row or slot, see the methods' files.
@@ -96,12 +107,14 @@ def create_moe_dispatch_context(
         need(name, method is None or method in METHODS, f"method is {method!r}: give one of {', '.join(METHODS)}")
         need(name, platform_problem(method) is None, platform_problem(method))
         meant = method or "gather"  # by a config
-        least = dict(programs=3 if meant == "pipelined" else 1)
+        least = dict(programs=3, **NORMAL) if meant == "pipelined" else {}
         given = config, programs
         defaults = fit_putters(default_config(meant, max_tokens, hidden), programs)
         config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
         if meant == "pipelined":
             need_pipeline(name, config, programs, 2)
+            for entry, most in STREAMS.items():
+                need(name, config[entry] <= most, f"{entry} is {config[entry]}: give an integer from 0 to {most}")
         agreed.on = (
             f"max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, {dtype}, placement={owners}, "
             f"max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, method={method!r}, config={config}, "
@@ -111,9 +124,10 @@ def create_moe_dispatch_context(
         suited = "pipelined" if max_received >= (world - 1) * max_tokens else "gather"
         possible = ["gather", "pipelined"] if suited == "pipelined" else ["gather"]
         key = dict(tokens=max_tokens, hidden=hidden, topk=topk, experts=num_experts, fp8=bool(fp8), dtype=name_of(dtype))
-        method = chosen_method(name, possible, suited, *given, team, "moe_dispatch", key)
-        if method != meant:
-            config, programs = default_config(method, max_tokens, hidden)
+        chosen = chosen_candidate(name, possible, suited, *given, team, "moe_dispatch", key)
+        method = chosen["method"]
+        if method != meant or len(chosen) > 1:  # only where neither config nor programs was given
+            config, programs = _configured(max_tokens, hidden, **chosen)
     if fp8:  # whole groups at a time
         config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
     return MoeDispatchContext(

@@ -1,22 +1,27 @@
 """MoE dispatch for GPUs, the method `pipelined` of `moe_dispatch`: the link works from the first moment on, and rows of the
 tokens that have come are written meanwhile.
 
-Some programs put (putters), the others count and place (placers), one sums the counts of the placers and tells all ranks.
+Some programs put (putters), the others count and place (placers), one tells: counts to all ranks, rows to the peers.
 
 - Putters need no counts: a token has the same place in every inbox, in the region of its rank. They go through the tokens in
   chunks, and say of each chunk when it is complete: `sent[s][c]`, set to the number of the call.
-- Placers number their tokens' slots by expert (`arrived` counts those that have). The sums over placers, one line of
-  E + W + 2 numbers a rank, go to every rank (`counts`; `counted[s]`, set to the number of the call). From that matrix all ranks
-  derive the row of every slot, and whether anything overflows anywhere; if so nobody places. For each of its tokens a
-  placer tells each rank the rows of the slots that live there (`rows`, -1 for the others); `mapped[s]` counts rank s's placers
-  that have done so. Then it stores its own tokens into their rows, and after that the peers', chunk after chunk, as they come.
+- Placers number their tokens' slots by expert, whole blocks of tokens, so that few of them have something to sum
+  (`arrived` counts those that have numbered). The teller's sums over placers, one line of E + W + 2 numbers a rank, go to
+  every rank (`counts`; `counted[s]`, set to the number of the call). From that matrix all ranks derive the row of every slot,
+  and whether anything overflows anywhere; if so nobody places. A placer writes the rows of its tokens' slots into this rank's
+  memory alone, those that are here into `rows` (-1 for the others); `numbered` counts the placers that have done so.
+  Peers need theirs only after their own tokens, so the teller sends them, while the placers go on: a release
+  waits until its program's stores are at the peer, behind tokens that fill the link. `mapped[s]`, set to the
+  number of the call, says that rank s's rows are here. A placer stores this rank's tokens into their rows, after that the
+  peers', chunk after chunk, as they come.
 
 Why nothing is overwritten early, whatever the number of ranks. `begun[s]` says that rank s's call e has begun, hence that
 its call e - 1 has ended, because its calls follow one another on its stream; inboxes are written after that. Rows and counts:
 as in moe_dispatch_gather.py, a rank's counts of call e say that it has finished call e - 1; rows are written only after the
-counts of all ranks for call e are here, so nobody reads what call e - 1 left, and nobody adds to `mapped` for call e before
-its reader has finished call e - 1. The counts themselves are doubled by the parity of e. What a wait needs of a peer does not
-depend on anything that comes after the wait: nobody waits in a circle, if all programs run at the same time.
+counts of all ranks for call e are here (the teller, which does not wait for them, waits for `numbered`, and so for placers
+that did), so nobody reads what call e - 1 left. The counts themselves are doubled by the parity of e. `arrived` and
+`numbered` are of this rank alone. What a wait needs of a peer does not depend on anything that comes after the wait: nobody
+waits in a circle, if all programs run at the same time.
 """
 
 import torch
@@ -32,6 +37,7 @@ from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
 _MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
+_TOLD = tl.constexpr(2048)  # slots told at a time
 
 
 @triton.jit
@@ -87,10 +93,14 @@ def _put_tokens(
 @triton.jit
 def _place_tokens(
     tokens, scales, out, out_scales, out_origin, out_map, rows, start, end, source, H, topk, max_tokens, stride,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, FP8: tl.constexpr, QUANTIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, STREAM_ROWS: tl.constexpr,
+    STREAM_TOKENS: tl.constexpr, FP8: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Tokens start .. start + BLOCK_T - 1, below end, of rank `source` into the rows of their slots. QUANTIZE: the tokens are
     not fp8 yet."""
+    MODIFIER: tl.constexpr = ".cs" if STREAM_ROWS == 2 else ""
+    ROWS: tl.constexpr = "evict_first" if STREAM_ROWS == 1 else ""
+    TOKENS: tl.constexpr = "evict_first" if STREAM_TOKENS == 1 else ""
     t = start + tl.arange(0, BLOCK_T)
     inside = t < end
     h = tl.arange(0, BLOCK_H)
@@ -100,7 +110,8 @@ def _place_tokens(
         row_of += (tl.load(rows + t * topk + j, mask=inside & (j < topk), other=-1),)
     for first in range(0, H, BLOCK_H):
         cols = (first + h)[None, :]
-        tile = tl.load(tokens + t[:, None].to(tl.int64) * stride + cols, mask=inside[:, None] & (cols < H), other=0.0)
+        from_row, mask = tokens + t[:, None].to(tl.int64) * stride, inside[:, None] & (cols < H)
+        tile = tl.load(from_row + cols, mask=mask, other=0.0, eviction_policy=TOKENS)
         if FP8:
             group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
             if QUANTIZE:
@@ -111,7 +122,8 @@ def _place_tokens(
                 scale = tl.load(at, mask=inside[:, None] & (group < groups), other=0.0)
         for j in tl.static_range(K_PAD):
             to = row_of[j].to(tl.int64)[:, None]
-            tl.store(out + to * H + cols, tile, mask=(to >= 0) & (cols < H))
+            mask = (to >= 0) & (cols < H)
+            tl.store(out + to * H + cols, tile, mask=mask, cache_modifier=MODIFIER, eviction_policy=ROWS)
             if FP8:
                 tl.store(out_scales + to * groups + group, scale, mask=(to >= 0) & (group < groups))
     j = tl.arange(0, K_PAD)[None, :]
@@ -124,12 +136,52 @@ def _place_tokens(
 
 
 @triton.jit
+def _tell_counts(
+    partial, counts, counted, lines, T, E, past, me, world, ctx, COLUMNS: tl.constexpr
+):
+    """The sums of this rank's lines of counts, to all ranks."""
+    c = tl.arange(0, COLUMNS)
+    width = E + world + 2
+    line = sum_lines(partial, lines, c, COLUMNS, COLUMNS)
+    line = tl.where(c == E + world + 1, T, line)
+    for i in range(0, world):
+        to = counts + ((past - past // 2 * 2) * world + me) * width + c
+        dl.remote_store(to, line, dl.owner_first(i + 1, me, world), ctx, c < width)
+    dl.notify_all(dl.signal_at(counted, me), ctx, past + 1)
+
+
+@triton.jit
+def _tell_rows(
+    ids, first_expert, number, rows, mapped, T, topk, E, max_tokens, stride_t, stride_k, past, me, world, ctx,
+    K_PAD: tl.constexpr,
+):  # fmt: skip
+    """Every peer the rows of the slots that live there."""
+    TOKENS: tl.constexpr = _TOLD // K_PAD if K_PAD < _TOLD else 1
+    j = tl.arange(0, K_PAD)[None, :]
+    start = 0
+    while start < T:
+        t = (start + tl.arange(0, TOKENS))[:, None]
+        inside = (t < T) & (j < topk)
+        slot = t * topk + j
+        row = tl.load(number + slot, mask=inside, other=-1)
+        e = expert_of(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
+        for i in range(1, world):
+            peer = dl.owner_first(i, me, world)
+            low, high = tl.load(first_expert + peer), tl.load(first_expert + peer + 1)
+            there = tl.where((e >= low) & (e < high), row, -1)
+            dl.remote_store(rows + me * max_tokens * topk + slot, there, peer, ctx, inside)
+        start += TOKENS
+    dl.notify_all(dl.signal_at(mapped, me), ctx, past + 1)
+
+
+@triton.jit
 def moe_dispatch_pipelined_kernel(
-    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
-    inbox, scales, rows, counts, begun, arrived, counted, mapped, sent, goes, partial, base, epochs,
+    x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
+    inbox, scales, rows, counts, begun, arrived, counted, numbered, mapped, sent, goes, partial, base, epochs,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
     PUTTERS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+    BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr, STREAM_ROWS: tl.constexpr,
+    STREAM_TOKENS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid = tl.program_id(0)
@@ -155,45 +207,46 @@ def moe_dispatch_pipelined_kernel(
             for i in range(1, world):
                 dl.notify(dl.signal_at(sent, me * chunks + chunk), dl.owner_first(i, me, world), ctx, past + 1)
             chunk += PUTTERS
-    elif pid < PUTTERS + placers:
-        _count_and_place(x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
-                         out_rows, totals, inbox, scales, rows, counts, arrived, counted, mapped, sent, partial, base, past,
-                         pid - PUTTERS, placers, T, H, topk, E, max_tokens, max_received, max_rows,
-                         stride_x, stride_t, stride_k, ctx, CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, FP8)  # fmt: skip
     else:
-        c = tl.arange(0, COLUMNS)
-        width = E + world + 2
-        token = dl.wait(arrived, (past + 1) * placers, ctx)
-        line = sum_lines(dl.consume_token(partial, token), placers, c, width, COLUMNS)
-        line = tl.where(c == E + world + 1, T, line)
-        for i in range(0, world):
-            to = counts + ((past - past // 2 * 2) * world + me) * width + c
-            dl.remote_store(to, line, dl.owner_first(i + 1, me, world), ctx, c < width)
-        dl.notify_all(dl.signal_at(counted, me), ctx, past + 1)
+        share = tl.cdiv(tl.cdiv(T, placers), BLOCK_C) * BLOCK_C  # tokens that a placer counts: whole blocks, so fewer lines
+        if pid < PUTTERS + placers:
+            _count_and_place(x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
+                             out_rows, totals, inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial,
+                             base, past, pid - PUTTERS, placers, share, T, H, topk, E, max_tokens, max_received, max_rows,
+                             stride_x, stride_t, stride_k, ctx,
+                             CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, STREAM_ROWS, STREAM_TOKENS, FP8)  # fmt: skip
+        else:
+            token = dl.wait(arrived, (past + 1) * placers, ctx)
+            lines = tl.where(T > 0, tl.cdiv(T, tl.maximum(share, 1)), 0)
+            _tell_counts(dl.consume_token(partial, token), counts, counted, lines, T, E, past, me, world, ctx, COLUMNS)
+            token = dl.wait(numbered, (past + 1) * placers, ctx)
+            _tell_rows(ids, first_expert, dl.consume_token(number, token), rows, mapped, T, topk, E, max_tokens, stride_t,
+                       stride_k, past, me, world, ctx, K_PAD)  # fmt: skip
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
 @triton.jit
 def _count_and_place(
-    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
-    inbox, scales, rows, counts, arrived, counted, mapped, sent, partial, base, past, placer, placers,
+    x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
+    inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial, base, past, placer, placers, share,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
-    K_PAD: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+    K_PAD: tl.constexpr, COLUMNS: tl.constexpr, STREAM_ROWS: tl.constexpr, STREAM_TOKENS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     width = E + world + 2  # experts, tokens that go to each rank, ids that do not exist, tokens
     c = tl.arange(0, COLUMNS)
 
     # Count the own tokens. The sums over placers and over ranks follow while the counts of the others come.
-    share = tl.cdiv(T, placers)
     begin = tl.minimum(placer * share, T)
     end = tl.minimum(begin + share, T)
-    number_by_expert(ids, first_expert, number, partial + placer * width, begin, end, topk, stride_t, stride_k, E, world,
-           BLOCK_C, K_PAD, COLUMNS)  # fmt: skip
+    if begin < end:
+        number_by_expert(ids, first_expert, number, partial + placer * COLUMNS, begin, end, topk, stride_t, stride_k, E, world,
+               BLOCK_C, K_PAD, COLUMNS)  # fmt: skip
     dl.notify(arrived, me, ctx, 1, "add")
     token = dl.wait(arrived, (past + 1) * placers, ctx)
-    begins = sum_lines(dl.consume_token(partial, token), placer, c, width, COLUMNS)
+    earlier = tl.where(begin < end, placer, 0)  # nobody else's sum is needed
+    begins = sum_lines(dl.consume_token(partial, token), earlier, c, COLUMNS, COLUMNS)
 
     # The row of every slot.
     token = dl.wait(counted, past + 1, ctx, "ge", world)
@@ -221,15 +274,15 @@ def _count_and_place(
             tl.store(totals + d * 3 + tl.arange(0, 1), received)
             tl.store(totals + d * 3 + 1 + tl.arange(0, 1), of_d)
             tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
-    tl.store(base + placer * width + c, begins, mask=c < width)
+    tl.store(base + placer * COLUMNS + c, begins)
     tl.debug_barrier()
+    low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)
     if placer == 0:
-        low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)
         here = (c >= low) & (c < high)
         tl.store(out_counts + tl.where(here, c - low, 0), tl.where(failed > 0, 0, total), mask=here)
         tl.store(out_rows + tl.arange(0, 1), tl.where(failed > 0, -1, rows_here))
 
-    # Tell every rank the rows of the slots that live there.
+    # The rows of the own tokens' slots: all for the program that tells the peers, those that are here for the placers.
     t_lane, j = tl.arange(0, BLOCK_C), tl.arange(0, K_PAD)
     start = begin
     end = tl.where(failed > 0, begin, end)
@@ -240,26 +293,22 @@ def _count_and_place(
         n = tl.load(number + slot, mask=inside, other=-1)
         kept = n >= 0
         e = tl.where(kept, expert_of(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
-        owner = tl.load(owners + e, mask=kept, other=0)
-        row = tl.where(kept, n + tl.load(base + placer * width + e, mask=kept, other=0), -1)
+        row = tl.where(kept, n + tl.load(base + placer * COLUMNS + e, mask=kept, other=0), -1)
         tl.store(number + slot, row, mask=inside)
-        for i in range(0, world):
-            peer = dl.owner_first(i, me, world)
-            there = tl.where(owner == peer, row, -1)
-            dl.remote_store(rows + me * max_tokens * topk + slot, there, peer, ctx, inside)
+        tl.store(rows + me * max_tokens * topk + slot, tl.where((e >= low) & (e < high), row, -1), mask=inside)
         start += BLOCK_C
-    dl.notify_all(dl.signal_at(mapped, me), ctx, 1, "add")
+    dl.notify(numbered, me, ctx, 1, "add")
 
     # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
     # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
-    token = dl.wait(dl.signal_at(mapped, me), (past + 1) * placers, ctx)
+    token = dl.wait(numbered, (past + 1) * placers, ctx)
     own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
     start = placer * BLOCK_T
     while start < tl.where(failed > 0, 0, T):
         _place_tokens(x, scales, out, out_scales, out_origin, out_map, own_rows, start, T, me, H, topk,
-                 max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, FP8, FP8)  # fmt: skip
+                 max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, STREAM_ROWS, STREAM_TOKENS, FP8, FP8)  # fmt: skip
         start += placers * BLOCK_T
-    token = dl.wait(mapped, (past + 1) * placers, ctx, "ge", world)
+    token = dl.wait(mapped, past + 1, ctx, "ge", world)
     rows = dl.consume_token(rows, token)
     chunks = tl.cdiv(max_tokens, CHUNK)
     most = tl.where(failed > 0, 0, max_tokens)
@@ -274,26 +323,51 @@ def _count_and_place(
                 came = dl.consume_token(inbox, token) + region * H
                 came_scales = dl.consume_token(scales, token) + region * tl.cdiv(H, _GROUP)
                 _place_tokens(came, came_scales, out, out_scales, out_origin, out_map, rows + source * max_tokens * topk, start,
-                         theirs, source, H, topk, max_tokens, H, BLOCK_T, BLOCK_H, K_PAD, FP8, False)  # fmt: skip
+                         theirs, source, H, topk, max_tokens, H, BLOCK_T, BLOCK_H, K_PAD, STREAM_ROWS, STREAM_TOKENS,
+                         FP8, False)  # fmt: skip
         start += placers * BLOCK_T
+
+
+# How rows are stored and tokens are read before that. STREAM_ROWS: 0 as any memory; so that they leave the L2 cache first: 1 by
+# an eviction policy, 2 by streaming stores (st.cs). STREAM_TOKENS: 1, tokens leave it first, too, once they are in their rows.
+STREAMS = dict(STREAM_ROWS=2, STREAM_TOKENS=1)  # the largest values
+NORMAL = dict.fromkeys(STREAMS, 0)
 
 
 def pipelined_config(max_tokens, hidden):
     """(constexprs and launch options of the kernel, programs) that suit this process's platform."""
     programs = device_programs()
     if triton_dist.backend != "nvidia":
-        return dict(PUTTERS=1, CHUNK=64, BLOCK_P=64, BLOCK_C=64, BLOCK_T=64, BLOCK_H=1024), programs + 1
+        return dict(PUTTERS=1, CHUNK=64, BLOCK_P=64, BLOCK_C=64, BLOCK_T=64, BLOCK_H=1024, **NORMAL), programs + 1
     if max_tokens <= 2 * programs:  # a token a program, all of a row on its way at once
-        options = dict(BLOCK_H=min(8192, triton.next_power_of_2(hidden)), num_warps=16, maxnreg=128)
+        options = dict(BLOCK_H=min(8192, triton.next_power_of_2(hidden)), **NORMAL, num_warps=16, maxnreg=128)
         return dict(PUTTERS=max(programs // 2, 1), CHUNK=2, BLOCK_P=1, BLOCK_C=2, BLOCK_T=1, **options), programs
     # maxnreg: so that two programs share a multiprocessor, as they must
-    options = dict(BLOCK_H=min(4096, triton.next_power_of_2(hidden)), num_warps=8, maxnreg=128)
+    options = dict(BLOCK_H=min(4096, triton.next_power_of_2(hidden)), **NORMAL, num_warps=8, maxnreg=128)
     return dict(PUTTERS=max(programs // 4, 1), CHUNK=8, BLOCK_P=4, BLOCK_C=8, BLOCK_T=2, **options), 2 * programs
+
+
+def pipelined_candidates(max_tokens, hidden):
+    """Arguments of `create_moe_dispatch_context` that tuning times beside the defaults: how rows are stored, how many programs
+    put, how much of a row a program has on its way. Few, since each is compiled."""
+    if triton_dist.backend != "nvidia":
+        return [dict(config=dict(STREAM_ROWS=1, STREAM_TOKENS=1))]
+    streams = [dict(STREAM_ROWS=1), dict(STREAM_ROWS=2), dict(STREAM_ROWS=1, STREAM_TOKENS=1)]
+    programs = device_programs()
+    if max_tokens <= 2 * programs:
+        return [dict(config=streams[0])]
+    few = dict(PUTTERS=max(programs // 8, 1))
+    # four programs a multiprocessor
+    small = dict(PUTTERS=max(programs // 2, 1), BLOCK_P=2, BLOCK_C=4, BLOCK_T=1, num_warps=4)
+    return [
+        *(dict(config=one) for one in (*streams, few, {**few, **streams[0]})),
+        *(dict(config=one, programs=4 * programs) for one in (small, {**small, **streams[0]})),
+    ]
 
 
 class MoeDispatchPipelined:
     """Buffers of a context. Symmetric memory: (W - 1) * max_tokens tokens of the payload (and their scales), 4 bytes for each
-    of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens) + 1 signals."""
+    of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens) + 2 signals."""
 
     def __init__(self, owner, config, programs):
         """`owner`: the MoeDispatchContext that the memory belongs to."""
@@ -307,19 +381,19 @@ class MoeDispatchPipelined:
         self.rows, self.counts = (
             owner.tensor(shape, torch.int32) for shape in ((world, max(max_tokens, 1), owner.topk), (2, world, width))
         )
-        self.arrived = owner.signals(1)
+        self.arrived, self.numbered = owner.signals(1), owner.signals(1)
         self.begun, self.counted, self.mapped = (owner.signals(world) for _ in range(3))
         self.sent = owner.signals(world * max(triton.cdiv(max_tokens, config["CHUNK"]), 1))
         self.goes = owner.local(max(world - 1, 1), max_tokens)
-        self.partial, self.base = owner.local(programs, width), owner.local(programs, width)
+        self.partial, self.base = (owner.local(programs, self.columns) for _ in range(2))
         self.epochs = owner.local(programs)
 
     def __call__(self, x, ids, tokens, scales, counts, handle):
         o = self.owner
         moe_dispatch_pipelined_kernel[(self.programs,)](
-            x, ids, o.owner_table, o.first_expert, tokens, self.scales if scales is None else scales, counts, handle.number,
-            handle.origin, handle.map, handle.tokens, handle.rows, handle.totals, self.inbox, self.scales, self.rows,
-            self.counts, self.begun, self.arrived, self.counted, self.mapped, self.sent, self.goes, self.partial, self.base,
-            self.epochs, x.shape[0], o.H, o.topk, o.E, o.max_tokens, o.max_received, o.max_rows, x.stride(0), ids.stride(0),
-            ids.stride(1), o.table, **self.config, K_PAD=o.k_pad, COLUMNS=self.columns, FP8=o.fp8,
+            x, ids, o.first_expert, tokens, self.scales if scales is None else scales, counts, handle.number, handle.origin,
+            handle.map, handle.tokens, handle.rows, handle.totals, self.inbox, self.scales, self.rows, self.counts, self.begun,
+            self.arrived, self.counted, self.numbered, self.mapped, self.sent, self.goes, self.partial, self.base, self.epochs,
+            x.shape[0], o.H, o.topk, o.E, o.max_tokens, o.max_received, o.max_rows, x.stride(0), ids.stride(0), ids.stride(1),
+            o.table, **self.config, K_PAD=o.k_pad, COLUMNS=self.columns, FP8=o.fp8,
         )  # fmt: skip

@@ -38,13 +38,20 @@ def fit_putters(defaults, programs):
     return config, default_programs
 
 
-def need_pipeline(call, config, programs, others):
-    """ValueError unless the config of a method `pipelined` leaves `others` programs besides the putters, and its chunks are
-    made of whole blocks of tokens."""
+def pipeline_problem(config, programs, others):
+    """What is wrong with a config of a method `pipelined`, or None: it must leave `others` programs besides the putters, and
+    its chunks must be made of whole blocks of tokens."""
     putters, chunk, tokens = (config[entry] for entry in ("PUTTERS", "CHUNK", "BLOCK_T"))
-    need(call, putters <= programs - others, f"PUTTERS is {putters} of {programs} programs: leave {others} for the rest")
-    fits = tokens <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0
-    need(call, fits, f"CHUNK is {chunk}: give a power of two from BLOCK_T, {tokens}, to {MOST_CHUNK}")
+    if putters > programs - others:
+        return f"PUTTERS is {putters} of {programs} programs: leave {others} for the rest"
+    if not (tokens <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0):
+        return f"CHUNK is {chunk}: give a power of two from BLOCK_T, {tokens}, to {MOST_CHUNK}"
+
+
+def need_pipeline(call, config, programs, others):
+    """ValueError unless `pipeline_problem` has none."""
+    problem = pipeline_problem(config, programs, others)
+    need(call, problem is None, problem)
 
 
 def grouped(xs, ids, owners, rank):
@@ -65,14 +72,18 @@ def grouped(xs, ids, owners, rank):
 
 @triton.jit
 def number_slots(keys, valid, cursor, N: tl.constexpr):
-    """Numbers the valid ones among equal keys, from cursor[key] on and in order; moves the cursors."""
+    """Numbers the valid ones of N < 32768 among equal keys, not negative, from cursor[key] on and in order; moves the
+    cursors."""
     i = tl.arange(0, N)
-    same = (keys[:, None] == keys[None, :]) & valid[:, None] & valid[None, :]
-    earlier = tl.sum((same & (i[None, :] < i[:, None])).to(tl.int32), 1)
-    later = tl.sum((same & (i[None, :] > i[:, None])).to(tl.int32), 1)
+    key = tl.where(valid, keys, -1)
+    # One sum for both: how many are equal, in the upper 16 bits, and how many of these come earlier.
+    of_one = tl.where(i[None, :] < i[:, None], 65537, 65536)
+    found = tl.sum(tl.where(key[:, None] == key[None, :], of_one, 0), 1)
+    equal = found // 65536
+    earlier = found - equal * 65536
     number = tl.load(cursor + keys, mask=valid, other=0) + earlier
     tl.debug_barrier()  # every thread has read the cursors
-    tl.store(cursor + keys, number + 1, mask=valid & (later == 0))
+    tl.store(cursor + keys, number + 1, mask=valid & (earlier == equal - 1))
     tl.debug_barrier()
     return number
 
@@ -117,9 +128,10 @@ def number_by_expert(
     ids, first_expert, number, cursor, first, end, topk, stride_t, stride_k, E, world,
     BLOCK_T: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """As `count_slots`, but the tokens that go to each rank are only counted, not numbered."""
+    """As `count_slots`, but the tokens that go to each rank are only counted, not numbered. `cursor` has COLUMNS places, of
+    which the last are zeros."""
     columns = tl.arange(0, COLUMNS)
-    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32), mask=columns < E + world + 1)
+    tl.store(cursor + columns, tl.zeros((COLUMNS,), tl.int32))
     tl.debug_barrier()
     going = tl.zeros((COLUMNS,), tl.int32)
     i = tl.arange(0, BLOCK_T * K_PAD)

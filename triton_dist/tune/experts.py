@@ -1,9 +1,11 @@
-"""Mixture of experts: the methods of a dispatch are the candidates, timed together with the combine that goes with each."""
+"""Mixture of experts: the methods of a dispatch, and configurations of `pipelined`, are the candidates, timed together with the
+combine that goes with each."""
 
 import torch
 
 from triton_dist import kernels
 from triton_dist.kernels.moe_dispatch import METHODS
+from triton_dist.kernels.moe_dispatch_pipelined import pipelined_candidates
 from triton_dist.kernels.moe_quantization import GROUP, quantize
 
 from .tunable import Tunable, random
@@ -28,7 +30,10 @@ class MoeDispatch(Tunable):
         return {**super().key(), "fp8": self.fp8}  # no size
 
     def candidates(self):
-        return [dict(method=method) for method in METHODS]
+        return [
+            *(dict(method=method) for method in METHODS),
+            *(dict(method="pipelined", **one) for one in pipelined_candidates(self.T, self.H)),
+        ]
 
     def operands(self, rank):
         x = random((self.T, self.H), self.dtype, self.device, 4, rank)

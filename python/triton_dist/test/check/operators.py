@@ -176,12 +176,13 @@ def run_qkv_all_to_all():
     context.free()
 
 
-def run_moe(method, tiles, programs):
+def run_moe(method, tiles, of_dispatch, programs):
     """Two dispatches in a row, which no combine orders, then combines in a row, of other values each; then one of each."""
     T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
-    config = dict(config=dict(BLOCK_H=16, **tiles), programs=programs)
-    dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **config)
-    combine = kernels.create_moe_combine_context(dispatch, **config)
+    config = dict(BLOCK_H=16, **tiles)
+    options = dict(config={**config, **of_dispatch}, programs=programs)
+    dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **options)
+    combine = kernels.create_moe_combine_context(dispatch, config=config, programs=programs)
     for calls in (2, 1):
         sent = []
         for call in range(calls):
@@ -228,8 +229,8 @@ PROGRAMS = {
     "all_to_all": run_all_to_all,
     "sequence_all_to_all": run_sequence_all_to_all,
     "qkv_all_to_all": run_qkv_all_to_all,
-    "moe gather": functools.partial(run_moe, "gather", dict(BLOCK_T=4), 2),
-    "moe pipelined": functools.partial(run_moe, "pipelined", dict(BLOCK_T=2, CHUNK=2), 4),
+    "moe gather": functools.partial(run_moe, "gather", dict(BLOCK_T=4), {}, 2),
+    "moe pipelined": functools.partial(run_moe, "pipelined", dict(BLOCK_T=2, CHUNK=2), dict(BLOCK_C=2), 4),
 }
 
 PRODUCT = ["--M", "40", "--N", "24", "--K", "16", "--warmup", "2"]

@@ -229,6 +229,8 @@ def wrong_operands(method):
         "method is 'fast': give one of gather, pipelined": dict(method="fast"),
         "PUTTERS is 3 of 4 programs": dict(method="pipelined", config={"PUTTERS": 3}, programs=4),
         "CHUNK is 6: give a power of two from BLOCK_T, 4, to 64": dict(method="pipelined", config={"CHUNK": 6, "BLOCK_T": 4}),
+        "STREAM_ROWS is 3: give an integer from 0 to 2": dict(method="pipelined", config={"STREAM_ROWS": 3}),
+        "STREAM_TOKENS is -1": dict(method="pipelined", config={"STREAM_TOKENS": -1}),
         "programs is 2": dict(method="pipelined", config=None, programs=2),
         "do not fit 31 bits": dict(max_tokens=2**30),
     }.items():

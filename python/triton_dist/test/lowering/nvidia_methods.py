@@ -31,7 +31,7 @@ from triton_dist.kernels.moe_combine import moe_combine_kernel
 MULTIPROCESSORS = 132  # of an H200
 POINTERS = {
     "i32": "ready result calls epochs state origin number rows filled read ids owners first_expert out_counts out_origin "
-    "out_map out_tokens out_rows totals counts begun arrived counted mapped sent partial base map tokens goes".split(),
+    "out_map out_tokens out_rows totals counts begun arrived counted numbered mapped sent partial base map tokens goes".split(),
     "i64": ["ctx"],
     "fp32": ["weights"],
 }

@@ -7,7 +7,7 @@ from .compiled_apart import compiled_by
 from .ptx import Instruction, in_loop, loops, parse, where, width
 
 # Bytes a thread that ptxas puts on the stack though registers are left: words of the context table, read ahead of their use.
-KEPT = {"mesh_kernel": 16, "all_gather_kernel": 16, "moe_combine_pipelined_kernel": 72}
+KEPT = {"mesh_kernel": 16, "all_gather_kernel": 16}
 RAGGED_SPILLS = 1024  # bytes: edges that are not multiples of 16 bytes are moved element by element, with a pointer each
 
 

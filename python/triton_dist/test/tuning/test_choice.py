@@ -13,8 +13,10 @@ import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
 from triton_dist.kernels.all_reduce import SENTINEL_BYTES, short_bytes
-from triton_dist.kernels.arguments import chosen_method, tuned_arguments
+from triton_dist.kernels import moe_dispatch_gather, moe_dispatch_pipelined
+from triton_dist.kernels.arguments import chosen_candidate, chosen_method, tuned_arguments
 from triton_dist.kernels.gemm_reduce_scatter import METHODS as GEMM_REDUCE_SCATTER_METHODS
+from triton_dist.kernels.moe_dispatch import _configured, default_config
 from triton_dist.tune import OPERATORS, tune
 from triton_dist.tune.__main__ import main
 from triton_dist.tune.shapes import defaults
@@ -22,6 +24,7 @@ from triton_dist.tuning import cache, entries, identity, lookup
 
 import torch
 
+kernels_moe_dispatch = sys.modules["triton_dist.kernels.moe_dispatch"]  # the name is the function's, too
 pytestmark = pytest.mark.dist
 
 METHODS = ("kernel", "tma", "streams", "sequence")
@@ -91,6 +94,43 @@ def made_of(operator, times, **key):
     """An entry; times: [(candidate, microseconds)]."""
     rows = [dict(candidate=candidate, microseconds=dict(queued=us)) for candidate, us in times]
     return entries.make(operator, "NVIDIA H200", 2, dict(dtype="bfloat16", **key), identity.operators_digest(), rows)
+
+
+def whole_candidates(folder):
+    os.environ["TRITON_DIST_CACHE_DIR"] = str(folder)
+    candidate = dict(method="pipelined", config=dict(BLOCK_T=1, num_warps=4), programs=528)
+    if shmem.my_pe() == 0:
+        sizes = dict(tokens=4096, hidden=4096, topk=8, experts=64, fp8=False)
+        cache.write(made_of("moe_dispatch", [(dict(method="gather"), 2.0), (candidate, 1.0)], **sizes))
+    shmem.barrier_all()
+    found = []
+    for experts in (64, 1024):
+        key = dict(tokens=4096, hidden=4096, topk=8, experts=experts, fp8=False, dtype="bfloat16")
+        with h200():
+            found.append(chosen_candidate("create_x", ["gather", "pipelined"], "gather", None, None, 0, "moe_dispatch", key))
+    assert found == [candidate, dict(method="gather")], found
+
+
+def test_a_measured_configuration_comes_with_its_method(ranks, tmp_path):
+    ranks(2).run(whole_candidates, tmp_path)
+
+
+def test_a_measured_configuration_is_taken_where_it_fits():
+    small, programs = dict(PUTTERS=66, BLOCK_P=2, BLOCK_T=1, num_warps=4), 528
+    with h200() as platform:
+        for module in (moe_dispatch_gather, moe_dispatch_pipelined, kernels_moe_dispatch):
+            platform.enter_context(mock.patch.object(module, "device_programs", lambda: multiprocessors))
+        multiprocessors = 132
+        defaults = default_config("pipelined", 4096, 4096)
+        assert _configured(4096, 4096, "pipelined", small, programs) == ({**defaults[0], **small}, programs)
+        assert _configured(4096, 4096, "pipelined", dict(BLOCK_T=4)) == ({**defaults[0], "BLOCK_T": 4}, defaults[1])
+        assert _configured(4096, 4096, "pipelined") == defaults
+        assert _configured(4096, 4096, "gather") == default_config("gather", 4096, 4096)
+        few = default_config("pipelined", 128, 4096)
+        assert few[0]["CHUNK"] < 4 and _configured(128, 4096, "pipelined", dict(BLOCK_T=4)) == few
+        assert _configured(4096, 4096, "pipelined", dict(BLOCK_OF_ANOTHER_VERSION=4)) == defaults
+        multiprocessors = 66  # half of the device, see `concurrent`
+        assert _configured(4096, 4096, "pipelined", small, programs) == default_config("pipelined", 4096, 4096)
 
 
 def grids(folder):
