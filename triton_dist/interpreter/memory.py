@@ -109,17 +109,27 @@ def check_symmetric(low, high, what, rank=None):
 def load_affine(form, rectangle, dtype, other):
     """Reads an Affine block of addresses inside `rectangle` (None: all of it); `other` fills the rest (None: zeros)."""
     if rectangle is None or rectangle.full():
-        _check_form(form, dtype.itemsize, "load")
-        return view(form.base, dtype, form.shape, form.strides).copy()
-    if other is None:
-        out = np.zeros(form.shape, dtype)
+        out, part, into = np.empty(form.shape, dtype), form, ...
     else:
-        out = np.array(np.broadcast_to(other, form.shape), dtype)
-    if not rectangle.empty():
-        part = form.part(rectangle)
+        out = np.zeros(form.shape, dtype)
+        if other is not None:
+            out[...] = other
+        part, into = form.part(rectangle), rectangle.slices()
+    if 0 not in part.shape:
         _check_form(part, dtype.itemsize, "load")
-        out[rectangle.slices()] = view(part.base, dtype, part.shape, part.strides)
+        if _spans(part, dtype.itemsize, out):
+            out[into] = _take(part.array(np.uint64), dtype)
+        else:
+            out[into] = view(part.base, dtype, part.shape, part.strides)
     return out
+
+
+def _spans(form, itemsize, out):
+    """Whether `out` lies between addresses of the block, as it may when those belong to several tensors. numpy takes that for
+    an overlap, and copies first, to where the same may be true: without end."""
+    low, high = form.bounds()
+    address = out.__array_interface__["data"][0]
+    return low < address + out.nbytes and address < high + itemsize
 
 
 def store_affine(form, rectangle, value):

@@ -201,3 +201,22 @@ def test_a_cast_does_not_depend_on_the_size_of_the_block():
         y = torch.zeros(n, dtype=torch.float16)
         to_half[(1,)](x, y, n)
         assert torch.equal(y, x.half())
+
+
+@triton.jit
+def load_either(a, b, out, first, BLOCK: tl.constexpr):
+    i, j = tl.arange(0, 2), tl.arange(0, BLOCK)
+    at = tl.where(i == first, a, b)
+    tl.store(out + i[:, None] * BLOCK + j, tl.load(at[:, None] + j))
+
+
+def test_a_block_of_addresses_far_apart_with_all_other_memory_between():
+    """numpy takes a view of them for one that overlaps with whatever lies between."""
+    rows = sorted((torch.randn(16) for _ in range(1000)), key=torch.Tensor.data_ptr)
+    high = torch.randn(1 << 24)
+    assert rows[0].data_ptr() < high.data_ptr()
+    for first in (0, 1):
+        for a, b in ((rows[0], high), (high, rows[0]), (rows[0], rows[-1])):
+            out = torch.full((2, 16), float("nan"))
+            load_either[(1,)](a, b, out, first, 16)
+            assert torch.equal(out, torch.stack([a[:16], b[:16]] if first == 0 else [b[:16], a[:16]]))
