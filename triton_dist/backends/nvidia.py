@@ -87,6 +87,7 @@ class Heap:
         self.control = StoreControl(store, self.rank, [one["process"] for one in descriptors])
         self._side = torch.cuda.Stream(self.device)
         self._seen = torch.empty(1, dtype=torch.int64).pin_memory()
+        self._signals_seen = torch.empty(nvidia_waits.SIGNALS_BYTES, dtype=torch.uint8).pin_memory()
         self._queues = nvidia_queue.Queues(self.device)
 
     def mapped_by_all(self):
@@ -122,7 +123,8 @@ class Heap:
             return gave_up + (f"\n  then: {error}" if error else "")
         if done:
             return None
-        lines = [f"\n  rank {self.rank}: {line}" for line in nvidia_waits.signals_now(self.tensor(self.rank), self._side)]
+        signals = nvidia_waits.signals_now(self.tensor(self.rank), self._side, self._signals_seen)
+        lines = [f"\n  rank {self.rank}: {line}" for line in signals]
         advice = "" if self.waits else "; with it set, kernels say what they wait for"
         return (
             f"rank {self.rank}: its device is still busy after {seconds:g} s (TRITON_DIST_WAIT_TIMEOUT sets the limit"

@@ -1,5 +1,7 @@
 """Records what is given to streams as a CUDA graph."""
 
+import gc
+
 import torch
 
 from .nvidia_queue import Queue
@@ -20,10 +22,18 @@ class Recorder:
 
     def record(self, give):
         graph = torch.cuda.CUDAGraph()
-        with self.queue:
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                give()
-            finally:
-                graph.capture_end()
+        # No garbage is collected meanwhile: what is in it may be memory of an earlier heap, which the driver does not take back
+        # while work is recorded, and torch ends the process then.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with self.queue:
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    give()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
         return graph.replay

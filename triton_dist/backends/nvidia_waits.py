@@ -18,6 +18,7 @@ from ..errors import WaitTimeoutError
 LOOK_S = 0.25  # how often the thread looks
 GRACE_S = 2.0  # a wait that began late in a kernel gives up before the host stops waiting for the kernel
 SHOWN, PROGRAMS_SHOWN, SIGNALS_SHOWN = 8, 4, 64  # lines of a report, programs of a line, signals of an allocation
+SIGNALS_BYTES = SIGNALS_SHOWN * 128  # that are read of them at a time, at least a line each
 _WAITED = 5  # its place in a record
 _SYMBOLS = dict(zip(context.COMPARES, (">=", ">", "==", "!=", "<=", "<")))
 
@@ -118,19 +119,23 @@ class KernelWaits:
             self._thread = None
 
 
-def signals_now(tensor, stream):
-    """Lines that say what every signal of this rank's heap (`tensor`, uint8) holds, read while kernels run."""
+def signals_now(tensor, stream, buffer):
+    """Lines that say what the signals of this rank's heap (`tensor`, uint8) hold, read while kernels run: by copies alone of
+    whole lines into `buffer` (pinned bytes that are there already), for an allocation and a kernel's first launch would wait
+    for the device."""
     lines = []
     for one in list(context.heap_map.live.values()) if context.heap_map else ():
         if not one.label.endswith(" signals"):
             continue
         dtype = torch.int32 if one.itemsize == 4 else torch.int64
+        line = one.nbytes // max(one.shape[0], 1)
+        count = min(one.shape[0], SIGNALS_SHOWN, buffer.numel() // max(line, 1))
+        held = buffer[: count * line]
         with torch.cuda.stream(stream):
-            words = tensor[one.offset : one.offset + one.nbytes].view(dtype).view(one.shape)[:, 0]
-            held = torch.empty(words.shape, dtype=dtype).pin_memory().copy_(words, non_blocking=True)
+            held.copy_(tensor[one.offset : one.offset + count * line], non_blocking=True)
             stream.synchronize()
-        values = held.tolist()
-        shown = " ".join(map(str, values[:SIGNALS_SHOWN])) + (" ..." if len(values) > SIGNALS_SHOWN else "")
+        values = held.view(dtype).view(count, -1)[:, 0].tolist() if count else []
+        shown = " ".join(map(str, values)) + (" ..." if one.shape[0] > count else "")
         lines.append(f"{one.label} (heap+{one.offset:#x}): {shown}")
     return lines
 

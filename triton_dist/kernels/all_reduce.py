@@ -231,10 +231,13 @@ def short_bytes(team, dtype):
     else by the bytes that a rank sends. Collective over all ranks of the heap."""
     method, sent = ("sentinel", SENTINEL_BYTES) if dtype.is_floating_point else ("flagged", FLAGGED_BYTES)
     found, world = None, shmem.team_n_pes(team)
+    estimated = sent // max(world - 1, 1)
     if shmem.team_my_pe(team) == 0:
-        found = crossover(measured("all_reduce", dict(dtype=name_of(dtype)), world), "bytes", dict(method=method))
+        entries = measured("all_reduce", dict(dtype=name_of(dtype)), world)
+        other = dict(method="flagged" if method == "sentinel" else "sentinel")  # for short messages, too: no rival
+        found = crossover(entries, "bytes", dict(method=method), [other], estimated)
     found = of_first_ranks("create_all_reduce_context: short messages", team, found)
-    return sent // max(world - 1, 1) if found is None else found
+    return estimated if found is None else found
 
 
 class AllReduceContext(ChannelContext):

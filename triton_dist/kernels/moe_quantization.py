@@ -26,6 +26,7 @@ def quantize(x):
     n, H = x.shape
     groups = -(-H // GROUP)
     wide = torch.nn.functional.pad(x.float(), (0, groups * GROUP - H)).view(n, groups, GROUP)
-    scale = wide.abs().amax(2).clamp_min(TINY) / FP8_MAX
+    largest = wide.abs().amax(2).clamp_min(TINY)
+    scale = largest / torch.full_like(largest, FP8_MAX)  # on GPUs torch multiplies by the reciprocal of a number, rounded twice
     payload = (wide / scale[:, :, None]).view(n, groups * GROUP)[:, :H]
     return payload.to(PAYLOAD_FP8), scale

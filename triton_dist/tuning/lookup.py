@@ -35,9 +35,15 @@ def measured(operator, key, world):
     return [entry for entry in found if buckets.distance(entry["key"], key) is not None]
 
 
-def crossover(found, size, candidate):
+def crossover(found, size, candidate, apart=(), beyond=0):
     """The largest value of `size` up to which the candidate is the best of what was measured: half way, in octaves, between the
-    last entry for which it is and the next one; 0 when it is not the best of the first. None when fewer than two sizes were."""
+    last entry for which it is and the next one; 0 when it is not the best of the first. None when fewer than two sizes were.
+
+    Args:
+        found: entries. candidate: a dict.
+        apart: candidates that it is not compared with.
+        beyond: the answer where it is the best of all that were measured, if that is more than the largest of them.
+    """
     by_size = {}
     for entry in found:
         by_size.setdefault(entry["key"].get(size), entry)  # the user's go first
@@ -45,9 +51,9 @@ def crossover(found, size, candidate):
         return None
     last = 0
     for value in sorted(by_size):
-        candidates = [timing["candidate"] for timing in by_size[value]["timings"]]
+        candidates = [timing["candidate"] for timing in by_size[value]["timings"] if timing["candidate"] not in apart]
         index = buckets.best([entries.table(by_size[value], candidates)])
         if index is None or candidates[index] != candidate:
             return int(math.sqrt(last * value))
         last = value
-    return last
+    return max(last, beyond)

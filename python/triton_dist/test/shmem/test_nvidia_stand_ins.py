@@ -275,7 +275,7 @@ def heap(monkeypatch):
     made = nvidia.Heap.__new__(nvidia.Heap)
     made.rank, made.device, made.waits, made._stuck, made._limit = 0, "cuda", None, False, None
     made._tensors, made._side, made.control = [torch.zeros(64, dtype=torch.uint8)], None, Control()
-    monkeypatch.setattr(nvidia_waits, "signals_now", lambda tensor, stream: ["2 signals (heap+0x40): 0 3"])
+    monkeypatch.setattr(nvidia_waits, "signals_now", lambda tensor, stream, buffer: ["2 signals (heap+0x40): 0 3"])
     monkeypatch.delenv("TRITON_DIST_WAIT_TIMEOUT", raising=False)
     return made
 

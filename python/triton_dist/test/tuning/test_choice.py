@@ -20,7 +20,7 @@ from triton_dist.kernels.moe_dispatch import _configured, default_config
 from triton_dist.tune import OPERATORS, tune
 from triton_dist.tune.__main__ import main
 from triton_dist.tune.shapes import defaults
-from triton_dist.tuning import cache, entries, identity, lookup
+from triton_dist.tuning import cache, crossover, entries, identity, lookup
 
 import torch
 
@@ -157,6 +157,23 @@ def test_grids_and_the_size_up_to_which_short_messages_go_are_looked_up(ranks, t
     grid = dict(programs=16, block=2048)
     found = [grid, grid, {}, {}, 2 * 4**11, SENTINEL_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
     assert ranks(2).run(grids, tmp_path) == [found] * 2
+
+
+def test_a_crossover_beyond_what_was_measured_and_rivals_that_do_not_count():
+    def rows(**times):
+        return [(dict(method=method), us) for method, us in times.items()]
+
+    lost_at_first = [
+        made_of("all_reduce", rows(sentinel=1.1, flagged=1.0, mesh=2.0), bytes=1 << 13),
+        made_of("all_reduce", rows(sentinel=1.0, flagged=1.2, mesh=2.0), bytes=1 << 15),
+    ]
+    sentinel, flagged = dict(method="sentinel"), dict(method="flagged")
+    assert crossover(lost_at_first, "bytes", sentinel) == 0
+    assert crossover(lost_at_first, "bytes", sentinel, [flagged]) == 1 << 15
+    assert crossover(lost_at_first, "bytes", sentinel, [flagged], beyond=1 << 20) == 1 << 20
+    assert crossover(lost_at_first, "bytes", sentinel, [flagged], beyond=1 << 10) == 1 << 15
+    found_out = [*lost_at_first, made_of("all_reduce", rows(sentinel=3.0, flagged=4.0, mesh=2.0), bytes=1 << 17)]
+    assert crossover(found_out, "bytes", sentinel, [flagged], beyond=1 << 20) == 1 << 16
 
 
 def measured_on_cpu(folder):
