@@ -1,7 +1,9 @@
 """The host side of NVIDIA GPUs without one: symmetric memory and devices are stand-ins, records of waits are made up."""
 
+import contextlib
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -275,9 +277,27 @@ def heap(monkeypatch):
     made = nvidia.Heap.__new__(nvidia.Heap)
     made.rank, made.device, made.waits, made._stuck, made._limit = 0, "cuda", None, False, None
     made._tensors, made._side, made.control = [torch.zeros(64, dtype=torch.uint8)], None, Control()
+    made._signals_seen = torch.zeros(64, dtype=torch.uint8)
     monkeypatch.setattr(nvidia_waits, "signals_now", lambda tensor, stream, buffer: ["2 signals (heap+0x40): 0 3"])
     monkeypatch.delenv("TRITON_DIST_WAIT_TIMEOUT", raising=False)
     return made
+
+
+def test_the_state_of_signals_is_read_a_line_each_as_far_as_the_buffer_goes(monkeypatch):
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    memory[1024:2048].view(torch.int32).view(-1, 16)[:3, 0] = torch.tensor([7, -1, 3], dtype=torch.int32)
+    memory[2048:2176].view(torch.int64).view(-1, 8)[:, 0] = torch.tensor([1 << 40, 5])
+    live = [
+        SimpleNamespace(label="3 signals", offset=1024, nbytes=192, itemsize=4, shape=(3, 16)),
+        SimpleNamespace(label="2 signals", offset=2048, nbytes=128, itemsize=8, shape=(2, 8)),
+        SimpleNamespace(label="float32[4] tensor", offset=0, nbytes=16, itemsize=4, shape=(4,)),
+        SimpleNamespace(label="0 signals", offset=512, nbytes=0, itemsize=4, shape=(0, 16)),
+    ]
+    monkeypatch.setattr(nvidia_waits.context, "heap_map", SimpleNamespace(live=dict(enumerate(live))))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    stream = SimpleNamespace(synchronize=lambda: None)
+    lines = nvidia_waits.signals_now(memory, stream, torch.full((130,), 99, dtype=torch.uint8))
+    assert lines == ["3 signals (heap+0x400): 7 -1 ...", "2 signals (heap+0x800): 1099511627776 5", "0 signals (heap+0x200): "]
 
 
 def test_an_exchange_waits_for_the_device_for_a_limited_time(heap, monkeypatch):
