@@ -13,6 +13,8 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist import shmem
 
+from .refusals import refusal
+
 pytestmark = pytest.mark.dist
 
 ON_ASCEND = triton_dist.backend == "ascend"
@@ -46,16 +48,6 @@ def supported(word, dtype):
 
 def for_each(word):
     return [dtype for dtype in WIDE if supported(word, dtype)]
-
-
-def refusal(launch):
-    """Text of what `launch()` raises, causes included."""
-    with pytest.raises(Exception) as info:
-        launch()
-    error, text = info.value, ""
-    while error:
-        text, error = f"{text}{type(error).__name__}: {error}\n", error.__cause__ or error.__context__
-    return text
 
 
 def numbers(values, dtype):

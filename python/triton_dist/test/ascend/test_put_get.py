@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 import triton_dist.language as dl
 from triton_dist import shmem
 
+from .refusals import refusal
+
 pytestmark = pytest.mark.dist
 
 POISON, GUARD = 0xA5, 64  # guard bytes on either side of a target
@@ -366,16 +368,6 @@ def torn_words(n):
 
 def test_a_relaxed_store_is_seen_whole_or_not_at_all(ranks):
     ranks(2).run(torn_words, 300)
-
-
-def refusal(launch):
-    """Text of what `launch()` raises, causes included: the compiler's error names the line, its cause says why."""
-    with pytest.raises(Exception) as info:
-        launch()
-    error, text = info.value, ""
-    while error:
-        text, error = f"{text}{error}\n", error.__cause__ or error.__context__
-    return text
 
 
 def relaxed_store_of(dtype):

@@ -10,6 +10,8 @@ import triton_dist.language as dl
 from triton_dist import shmem
 from triton_dist.context import MAGIC_WORD
 
+from .refusals import refusal
+
 pytestmark = pytest.mark.dist
 
 POISON = -77
@@ -32,16 +34,6 @@ def asked(ctx, programs=3):
     answers = {tuple(row) for row in out.cpu().tolist()}
     assert len(answers) == 1, f"programs disagree: {answers}"
     return answers.pop()
-
-
-def refusal(kernel, *args):
-    """Text of what a launch raises, causes included."""
-    with pytest.raises(Exception) as info:
-        kernel[(1,)](*args)
-    error, text = info.value, ""
-    while error:
-        text, error = f"{text}{type(error).__name__}: {error}\n", error.__cause__ or error.__context__
-    return text
 
 
 def in_the_world():
@@ -92,7 +84,7 @@ def after_team_destroy():
     assert ctx[MAGIC_WORD].item() == 0, "the table of a destroyed team is revoked"
     if triton_dist.interpreted:  # compiled kernels do not look
         out = torch.full((1, 2), POISON, dtype=torch.int32)
-        text = refusal(who, out, ctx)
+        text = refusal(who[(1,)], out, ctx)
         assert "ctx is not a live context table" in text and "who" in text, text
         assert (out == POISON).all()
     again = shmem.team_split_strided(0, 0, 1, shmem.pe_count())
@@ -108,13 +100,13 @@ def wrong_contexts():
     device = shmem.device()
     out = torch.full((1, 2), POISON, dtype=torch.int32, device=device)
     for dtype in (torch.float32, torch.int32):
-        text = refusal(who, out, torch.zeros(64, dtype=dtype, device=device))
+        text = refusal(who[(1,)], out, torch.zeros(64, dtype=dtype, device=device))
         assert "ctx" in text and "context table" in text, text
     if triton_dist.interpreted:
         for ctx in (torch.zeros(64, dtype=torch.int64), torch.arange(64), shmem.create_signals(4, torch.int64)):
-            text = refusal(who, out, ctx)
+            text = refusal(who[(1,)], out, ctx)
             assert "ctx is not a live context table" in text, text
-        assert "ctx must be the tensor of shmem.context()" in refusal(who, out, 12345)
+        assert "ctx must be the tensor of shmem.context()" in refusal(who[(1,)], out, 12345)
     assert (out.cpu() == POISON).all()
     assert asked(shmem.context()) == (shmem.my_pe(), shmem.pe_count()), "a refusal leaves everything usable"
 

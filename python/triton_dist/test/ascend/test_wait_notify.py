@@ -12,22 +12,14 @@ import triton.language as tl
 import triton_dist.language as dl
 from triton_dist import shmem
 
+from .refusals import refusal
+
 pytestmark = pytest.mark.dist
 
 POISON = -99
 ON_ASCEND = triton_dist.backend == "ascend"
 DTYPES = (torch.int32, torch.int64)
 OPS = ("set", "add")
-
-
-def refusal(launch):
-    """Text of what `launch()` raises, causes included."""
-    with pytest.raises(Exception) as info:
-        launch()
-    error, text = info.value, ""
-    while error:
-        text, error = f"{text}{type(error).__name__}: {error}\n", error.__cause__ or error.__context__
-    return text
 
 
 def local(shape, dtype=torch.int32, value=POISON):
