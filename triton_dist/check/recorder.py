@@ -107,7 +107,7 @@ class Recorder:
     def load_done(self):
         pass
 
-    def store(self, where, size, word):
+    def store(self, where, size, word, sem=None):
         nbytes = self._lanes(where) * size
         peer = self._peer(where) if nbytes else None
         if peer is not None and peer != self.rank:
