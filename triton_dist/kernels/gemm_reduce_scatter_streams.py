@@ -75,12 +75,10 @@ class GemmReduceScatterStreams:
             torch.mm(a, b, out=out)
             return
         self.send(a, b)
-        for group in self.own_groups:
-            self.receive(group)
-            first, last = self.rows_of(self.rank, group)
-            add_product(self.sum_of_others(first, last), self.own_rows(a, first, last), b, out[first:last])
-            finished(group)
-        self.close()
+        self.add_own(a, b, out, finished)
+        self.publishes.join()
+        for writer in self.others:
+            self.handoffs.release(writer)
 
     def send(self, a, b):
         """Gives the current stream the products of the rows that peers own, and other streams their pushes."""
@@ -88,28 +86,29 @@ class GemmReduceScatterStreams:
         for index in range(len(self.slices)):
             for owner in self.others:
                 first, last = self.rows_of(owner, [index])
-                start = owner * self.shard
-                torch.mm(a[start + first : start + last], b, out=self.partial[owner, first:last])
+                torch.mm(self.rows(a, owner, first, last), b, out=self.partial[owner, first:last])
                 sent.append((index, owner, self.push.mark()))
         with self.push:
             for index, owner, mark in sent:
                 self.push.follow(mark)
                 self.push_slice(index, owner, self.handoffs, owner, self.partial[owner], self.there[owner])
 
-    def own_rows(self, a, first, last):
-        """Rows of a: those numbered so in this rank's shard."""
-        return a[self.rank * self.shard + first : self.rank * self.shard + last]
+    def rows(self, a, owner, first, last):
+        """Rows of a: those numbered so in the owner's shard."""
+        return a[owner * self.shard + first : owner * self.shard + last]
 
     def receive(self, group, idle=True):
         """Makes the current stream wait until the peers have pushed the slices of a group."""
         for writer in self.others:
             self.handoffs.receive(writer, *group, idle=idle)
 
-    def close(self):
-        """Ends the call: what has been pushed here has been added."""
-        self.publishes.join()
-        for writer in self.others:
-            self.handoffs.release(writer)
+    def add_own(self, a, b, out, finished):
+        """Gives the current stream the own rows: their products, added to what the peers have pushed."""
+        for group in self.own_groups:
+            self.receive(group)
+            first, last = self.rows_of(self.rank, group)
+            add_product(self.sum_of_others(first, last), self.rows(a, self.rank, first, last), b, out[first:last])
+            finished(group)
 
     def push_slice(self, index, owner, handoffs, reader, here, there):
         """Gives the current stream the copy of the owner's rows of a slice, `here`, into a reader's memory. Its publishing goes
@@ -144,23 +143,19 @@ class GemmReduceScatterAdded(GemmReduceScatterStreams):
         super().__init__(owner, M, N, dtype)
         self.sums = shmem.Stream(urgent=True)
 
-    def __call__(self, a, b, out):
-        if not self.others:
-            torch.mm(a, b, out=out)
-            return
-        self.send(a, b)
+    def add_own(self, a, b, out, finished):
         products = []
         for index in range(len(self.slices)):
             first, last = self.rows_of(self.rank, [index])
-            torch.mm(self.own_rows(a, first, last), b, out=out[first:last])
+            torch.mm(self.rows(a, self.rank, first, last), b, out=out[first:last])
             products.append((index, first, last, self.sums.mark()))
         with self.sums:
             for index, first, last, mark in products:
                 self.sums.follow(mark)
                 self.receive([index], idle=False)
                 torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
+                finished([index])
         self.sums.join()
-        self.close()
 
 
 def handoffs(owner, slices):
