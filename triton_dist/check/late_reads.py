@@ -10,9 +10,8 @@ was not kept). Only plain reads come late, one of them (and what must see what i
 
 import collections
 
-import numpy as np
 
-from ..interpreter.memory import view
+from ..interpreter.memory import bytes_between
 
 KEPT = 256  # reads of an allocation that a store is compared with
 
@@ -95,7 +94,7 @@ class LateReads:
             if not self.rng.randrange(self.choices):
                 promise = Promise(read, thread.id, number, event)
                 promise.offset = first - shadow.base
-                self.made = promise, first, _bytes(first, last).copy()
+                self.made = promise, first, bytes_between(first, last).copy()
         return {}
 
     def settle(self):
@@ -104,16 +103,12 @@ class LateReads:
             return
         (promise, low, before), self.made = self.made, None
         if self.promise is not None:
-            now = _bytes(low, low + len(promise.data))
+            now = bytes_between(low, low + len(promise.data))
             self.kept = bool((now == promise.data)[promise.changed].all())
             return
-        promise.data = _bytes(low, low + len(before)).copy()
+        promise.data = bytes_between(low, low + len(before)).copy()
         promise.changed = promise.data != before
         if promise.changed.any():
             self.found = promise
         else:
             self.choices -= 1  # it makes no difference
-
-
-def _bytes(low, high):
-    return view(low, np.dtype(np.uint8), (high - low,))

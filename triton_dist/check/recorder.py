@@ -1,5 +1,4 @@
-"""What kernels do, recorded: the events of a trace and a summary. For what is in them, see timeline.py.
-"""
+"""What kernels do, recorded: the events of a trace and a summary. For what is in them, see timeline.py."""
 
 import collections
 import fcntl

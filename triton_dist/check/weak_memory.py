@@ -35,7 +35,7 @@ import random
 import numpy as np
 
 from ..interpreter.affine import Affine
-from ..interpreter.memory import view
+from ..interpreter.memory import bytes_between, view
 from ..interpreter.observer import addresses_of
 from . import history, sites
 from .clocks import called
@@ -59,7 +59,7 @@ class Write:
 
     def __init__(self, event, low, high, mask, born):
         self.event, self.low, self.high, self.mask, self.born = event, low, high, mask, born
-        self.old = _bytes(low, high).copy()
+        self.old = bytes_between(low, high).copy()
         self.delays = {}  # thread id -> accesses until it arrives there
         self.readers = {}  # thread id -> (clock of its first read, low, high), of those that it did not have to arrive at
         self.complete = False
@@ -136,7 +136,7 @@ class WeakMemory:
             late = self.late_reads.load(thread, shadow, part, low, high, event.scope is None, self.now)
             if late is not None:
                 address, data, changed = late
-                there = _bytes(address, address + len(data))
+                there = bytes_between(address, address + len(data))
                 self.patches.append((address, there.copy()))
                 there[changed] = data[changed]
                 self._tell(event, "comes late, and sees", self.late_reads.promise)
@@ -160,7 +160,7 @@ class WeakMemory:
                     break  # it hides all that came before
                 continue
             if settled is None:
-                settled, there = np.zeros(high - low, np.bool_), _bytes(low, high).copy()
+                settled, there = np.zeros(high - low, np.bool_), bytes_between(low, high).copy()
                 for one in above:
                     a, b = max(low, one.low), min(high, one.high)
                     settled[a - low : b - low] |= one.bits(a, b)
@@ -170,8 +170,8 @@ class WeakMemory:
             missed.append(write)
             self._tell(event, "misses", write)
         if missed:
-            self.patches.append((low, _bytes(low, high).copy()))
-            _bytes(low, high)[:] = there
+            self.patches.append((low, bytes_between(low, high).copy()))
+            bytes_between(low, high)[:] = there
         return missed
 
     def _arrived(self, write, thread, strong):
@@ -185,7 +185,7 @@ class WeakMemory:
         """After a read: memory is again as it is. Also settles a store."""
         while self.patches:
             address, data = self.patches.pop()
-            _bytes(address, address + len(data))[:] = data
+            bytes_between(address, address + len(data))[:] = data
         if self.passed is not None:
             self.settle()
 
@@ -263,7 +263,7 @@ class WeakMemory:
         if self.passed is None:
             return
         (write, above), self.passed = self.passed, None
-        now = _bytes(write.low, write.high)
+        now = bytes_between(write.low, write.high)
         stored, part = now.copy(), slice(write.low - above.low, write.high - above.low)
         newest = write.old.copy()
         bits = slice(None) if write.mask is None else write.mask
@@ -287,10 +287,10 @@ class WeakMemory:
         if self.patches:
             mine = np.unique(lanes if written is not False else lanes[:0])
             mine = mine if written is not None else np.unique(lanes[wrote])
-            kept = [(a, _bytes(a, a + size).copy()) for a in mine.tolist()]
+            kept = [(a, bytes_between(a, a + size).copy()) for a in mine.tolist()]
             self.restore()
             for address, data in kept:
-                _bytes(address, address + size)[:] = data
+                bytes_between(address, address + size)[:] = data
         for shadow, write in made:
             if written is False:
                 if write in shadow.writes:
@@ -315,10 +315,6 @@ class WeakMemory:
 def _reach(write, event):
     """Whether `event` is a read-modify-write that is atomic to the write, so that it must see it."""
     return event.writes and event.scope is not None and write.scope is not None and history.covers(write, event)
-
-
-def _bytes(low, high):
-    return view(low, np.dtype(np.uint8), (high - low,))
 
 
 def _bounds(where, size):

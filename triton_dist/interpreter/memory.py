@@ -28,6 +28,11 @@ def view(address, dtype, shape, strides=None):
     return np.asarray(holder)
 
 
+def bytes_between(low, high):
+    """Raw memory [low, high) as a numpy view of bytes."""
+    return view(low, np.dtype(np.uint8), (high - low,))
+
+
 def _whole_memory(dtype):
     found = _whole.get(dtype)
     if found is None:
