@@ -10,7 +10,6 @@ was not kept). Only plain reads come late, one of them (and what must see what i
 
 import collections
 
-
 from ..interpreter.memory import bytes_between
 
 KEPT = 256  # reads of an allocation that a store is compared with
