@@ -53,12 +53,13 @@ def team_of_two():
 
 @contextlib.contextmanager
 def torch_distributed():
-    """torch's process group of all ranks, for a reference that uses it."""
+    """torch's process group of all ranks, for a reference that uses it. Collective, at the end too."""
     dist.init_process_group(shmem.process_group_backend(), rank=shmem.my_pe(), world_size=shmem.pe_count())
     try:
         yield dist
     finally:
         dist.destroy_process_group()
+    shmem.barrier_all()  # a next group would find the addresses of this one on a rank that has not left it yet
 
 
 def assert_refused(calls):

@@ -153,13 +153,13 @@ def test_disjoint_teams_work_side_by_side(ranks):
 def against_torch():
     world, me, device = shmem.pe_count(), shmem.my_pe(), shmem.device()
     lengths = [4 + 3 * r for r in range(world)]
-    for Hkv in (1, world):
-        context = create_qkv_all_to_all_context(lengths, 2 * world, Hkv, 8, torch.bfloat16)
-        qkv = [random_bits(me, (lengths[me], heads, 8), torch.bfloat16, 3).to(device) for heads in (2 * world, Hkv, Hkv)]
-        with torch_distributed():
-            theirs = reference(*qkv, lengths)
-        for ours, expected in zip(qkv_all_to_all(*qkv, context), theirs):
-            assert_same_bits(ours, expected, f"Hkv={Hkv}")
+    with torch_distributed():
+        for Hkv in (1, world):
+            context = create_qkv_all_to_all_context(lengths, 2 * world, Hkv, 8, torch.bfloat16)
+            sizes = [(lengths[me], heads, 8) for heads in (2 * world, Hkv, Hkv)]
+            qkv = [random_bits(me, size, torch.bfloat16, 3).to(device) for size in sizes]
+            for ours, theirs in zip(qkv_all_to_all(*qkv, context), reference(*qkv, lengths)):
+                assert_same_bits(ours, theirs, f"Hkv={Hkv}")
 
 
 def test_the_reference_of_torch_agrees(ranks):
