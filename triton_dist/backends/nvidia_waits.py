@@ -19,6 +19,7 @@ LOOK_S = 0.25  # how often the thread looks
 GRACE_S = 2.0  # a wait that began late in a kernel gives up before the host stops waiting for the kernel
 SHOWN, PROGRAMS_SHOWN, SIGNALS_SHOWN = 8, 4, 64  # lines of a report, programs of a line, signals of an allocation
 SIGNALS_BYTES = SIGNALS_SHOWN * 128  # that are read of them at a time, at least a line each
+READ_S = 2.0  # that reading them may take: a copy may lie in a hardware queue behind what is stuck
 _WAITED = 5  # its place in a record
 _SYMBOLS = dict(zip(context.COMPARES, (">=", ">", "==", "!=", "<=", "<")))
 
@@ -122,7 +123,7 @@ class KernelWaits:
 def signals_now(tensor, stream, buffer):
     """Lines that say what the signals of this rank's heap (`tensor`, uint8) hold, read while kernels run: by copies alone of
     whole lines into `buffer` (pinned bytes that are there already), for an allocation and a kernel's first launch would wait
-    for the device."""
+    for the device. When a copy does not come back, either, the lines end with one that says so."""
     lines = []
     for one in list(context.heap_map.live.values()) if context.heap_map else ():
         if not one.label.endswith(" signals"):
@@ -133,7 +134,8 @@ def signals_now(tensor, stream, buffer):
         held = buffer[: count * line]
         with torch.cuda.stream(stream):
             held.copy_(tensor[one.offset : one.offset + count * line], non_blocking=True)
-            stream.synchronize()
+        if not passed(stream.record_event(), READ_S):
+            return [*lines, f"{one.label} (heap+{one.offset:#x}): not read, for a copy does not come back, either"]
         values = held.view(dtype).view(count, -1)[:, 0].tolist() if count else []
         shown = " ".join(map(str, values)) + (" ..." if one.shape[0] > count else "")
         lines.append(f"{one.label} (heap+{one.offset:#x}): {shown}")
@@ -163,8 +165,13 @@ def device_rests(device, seconds):
 
 def stream_rests(device, seconds):
     """`device_rests` for what the current stream has been given so far."""
-    done, end = torch.cuda.current_stream(device).record_event(), time.monotonic() + seconds
-    while not done.query():
+    return passed(torch.cuda.current_stream(device).record_event(), seconds)
+
+
+def passed(event, seconds):
+    """Whether the event is passed within `seconds`."""
+    end = time.monotonic() + seconds
+    while not event.query():
         if time.monotonic() > end:
             return False
         time.sleep(0)

@@ -295,9 +295,17 @@ def test_the_state_of_signals_is_read_a_line_each_as_far_as_the_buffer_goes(monk
     ]
     monkeypatch.setattr(nvidia_waits.context, "heap_map", SimpleNamespace(live=dict(enumerate(live))))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    stream = SimpleNamespace(synchronize=lambda: None)
-    lines = nvidia_waits.signals_now(memory, stream, torch.full((130,), 99, dtype=torch.uint8))
+    arrived = SimpleNamespace(query=lambda: True)
+    stream = SimpleNamespace(record_event=lambda: arrived)
+    buffer = torch.full((130,), 99, dtype=torch.uint8)
+    lines = nvidia_waits.signals_now(memory, stream, buffer)
     assert lines == ["3 signals (heap+0x400): 7 -1 ...", "2 signals (heap+0x800): 1099511627776 5", "0 signals (heap+0x200): "]
+    monkeypatch.setattr(nvidia_waits, "READ_S", 0.05)
+    arrived.query = iter([True] + [False] * 10**6).__next__  # the second copy is stuck
+    start = time.monotonic()
+    lines = nvidia_waits.signals_now(memory, stream, buffer)
+    assert lines[0].endswith("7 -1 ...") and len(lines) == 2 and "2 signals (heap+0x800): not read" in lines[1]
+    assert time.monotonic() - start < 20
 
 
 def test_an_exchange_waits_for_the_device_for_a_limited_time(heap, monkeypatch):
