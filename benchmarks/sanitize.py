@@ -3,15 +3,19 @@
     python benchmarks/sanitize.py [--tool memcheck|racecheck|synccheck] [--words put,wait,...]
 
 Two ranks on two GPUs. Prints a table, a word a row: `wrong`, what the kernel's own check counted, and `errors`, the reports of
-the tool that name its kernel; exits with 1 when there are any. memcheck finds accesses outside of memory and misaligned
-ones, racecheck hazards in the shared memory of a program, synccheck barriers that a part of its threads misses.
+the tool that name its kernel; exits with 1 when there are any, and when the tool did not say at its end how many there are:
+then it has watched nothing. memcheck finds accesses outside of memory and misaligned ones, racecheck hazards in the shared
+memory of a program, synccheck barriers that a part of its threads misses.
 
 The kernels are compiled in a first run without the tool, which slows everything else down a hundredfold. Errors of API calls
-are left out: torch probes what the driver can do.
+are left out: torch probes what the driver can do. The tool waits without a limit for the ranks to use a device: by default it
+would go on without watching after 60 s. Options and reports are those of the Compute Sanitizer of CUDA 12 and 13.
 """
 
 import argparse
 import collections
+import contextlib
+import faulthandler
 import glob
 import os
 import re
@@ -24,6 +28,7 @@ import time
 
 WORKER = "TRITON_DIST_SANITIZE_PROGRESS"  # the file to which the ranks write what they have done
 WORDS, LIMIT = "TRITON_DIST_SANITIZE_WORDS", "TRITON_DIST_SANITIZE_SECONDS"
+GRACE_S = 20.0  # by which the whole may outlast the ranks' limit: they write their stacks, the tool its reports
 
 
 def sanitizer():
@@ -36,8 +41,10 @@ def sanitizer():
 
 
 def run(tool, words, folder, seconds):
-    """({word: wrong}, {kernel: errors}, [reports that name no kernel], how it ended) of one run on two ranks."""
+    """({word: wrong}, {kernel: errors}, [reports that name no kernel], errors by the tool's own count, how it ended) of one run
+    on two ranks."""
     prefix = [sanitizer(), "--tool", tool, "--target-processes", "all", "--report-api-errors", "no"] if tool else []
+    prefix += ["--launch-timeout", "0"] if tool else []
     log, progress = os.path.join(folder, "log"), os.path.join(folder, "progress")
     open(progress, "w").close()
     with open(log, "w") as file:
@@ -46,25 +53,43 @@ def run(tool, words, folder, seconds):
             env={**os.environ, WORKER: progress, WORDS: words, LIMIT: str(seconds)},
         )  # fmt: skip
         try:
-            ended = f"status {group.wait(seconds + 20)}"
+            ended = f"status {group.wait(seconds + GRACE_S)}"
         except subprocess.TimeoutExpired:
             ended = f"not within {seconds:g} s"
-            os.killpg(group.pid, signal.SIGKILL)  # the ranks end when the process that started them does
-            group.wait()
+        except BaseException:
+            end(group)
+            raise
+        end(group)
     with open(log, errors="replace") as file:
-        text = file.read()
+        errors, unnamed, told = reports(file.read())
+    if tool and told is None and ended == "status 0":
+        ended = "status 0, but the tool gave no count at its end: it watched nothing"
     with open(progress) as file:
         wrong = {word: int(count) for word, count in (line.split() for line in file)}
+    return wrong, errors, unnamed, told or 0, ended
+
+
+def end(group):
+    """Ends what is left of a process and its group; the ranks end when the process that started them does."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group.pid, signal.SIGKILL)
+    group.wait()
+
+
+def reports(text):
+    """({kernel: errors}, [reports that name no kernel], the tool's own count or None) of the tool's output."""
     # A report is a line that begins "========= Invalid", "========= Barrier error" and so on; the kernel is named within the
     # next lines: "at put_kernel+0x50".
+    kinds = "Invalid|Error|Warning|WARN|Race|Barrier|Misaligned|Potential|Program hit|Internal|Uninitialized|Malloc|Unable"
     errors, unnamed = collections.Counter(), []
-    for report in re.split(r"\n=+ (?=Invalid|Error|Warning|Race|Barrier|Misaligned|Potential|Program hit)", text)[1:]:
+    for report in re.split(rf"\n=+ (?={kinds})", "\n" + text)[1:]:
         named = re.search(r"\b(\w+_kernel)\b", report[:2000])
         if named:
             errors[named[1]] += 1
-        else:
+        elif not report.startswith("Error: process didn't terminate"):  # how it ended is told anyway
             unnamed.append(report[:400])
-    return wrong, errors, unnamed, ended
+    counts = re.findall(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", text, re.MULTILINE)
+    return errors, unnamed, sum(map(int, counts)) if counts else None
 
 
 def main():
@@ -74,25 +99,30 @@ def main():
     parser.add_argument("--folder", help="folder that keeps the output of the run")
     parser.add_argument("--seconds", type=float, default=600, help="limit of the run under the tool")
     args = parser.parse_args()
+    if args.tool != "none":
+        sanitizer()  # says now that there is none, not after the first run
     with tempfile.TemporaryDirectory() as temporary:
         os.environ.setdefault("TRITON_CACHE_DIR", temporary)
         folder = args.folder or temporary
-        wrong, errors, unnamed, ended = run(None, args.words, folder, args.seconds)
+        os.makedirs(folder, exist_ok=True)
+        wrong, errors, unnamed, told, ended = run(None, args.words, folder, args.seconds)
         compiled = len(wrong)
         if args.tool != "none" and ended == "status 0":
-            wrong, errors, unnamed, ended = run(args.tool, args.words, folder, args.seconds)
-        if ended != "status 0" or len(wrong) < compiled:
-            with open(os.path.join(folder, "log")) as file:
+            wrong, errors, unnamed, told, ended = run(args.tool, args.words, folder, args.seconds)
+        missing = compiled - len(wrong)
+        if ended != "status 0" or missing:
+            with open(os.path.join(folder, "log"), errors="replace") as file:
                 print(file.read()[-6000:])
     print(f"{args.tool}: word                 wrong  errors")
     for word, count in wrong.items():
         print(f"{args.tool}: {word:20} {count:5} {errors[word + '_kernel']:7}")
     strange = {kernel: count for kernel, count in errors.items() if kernel.removesuffix("_kernel") not in wrong}
     print(f"{args.tool}: in all {sum(wrong.values())} wrong, {sum(errors.values())} errors; other kernels: {strange or 'none'}")
+    print(f"{args.tool}: {told} errors by the tool's own count")
     print(f"{args.tool}: {len(unnamed)} reports that name no kernel; {len(wrong)} of {compiled} words run; ended: {ended}")
     for report in unnamed[:3]:
         print(report)
-    sys.exit(bool(sum(wrong.values()) or errors or unnamed or ended != "status 0"))
+    sys.exit(bool(sum(wrong.values()) or errors or unnamed or told or missing or ended != "status 0"))
 
 
 if WORKER not in os.environ and __name__ == "__main__":
@@ -326,6 +356,8 @@ def ready():
 
 if __name__ == "__main__":
     began, limit = time.monotonic(), float(os.environ[LIMIT])
+    # Ends this process, and with it the ranks, even where the tool has put it into a process group that nobody kills.
+    faulthandler.dump_traceback_later(limit + GRACE_S / 2, exit=True)
     with Ranks(2) as ranks:
         # the tool does not hand an empty variable on
         words = [word for word in os.environ.get(WORDS, "").split(",") if word]

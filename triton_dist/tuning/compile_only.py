@@ -3,9 +3,9 @@
 A rank whose kernel cannot be compiled or loaded (too much shared memory, say) while its peers launch theirs would leave them
 waiting in a kernel, which nothing ends on a device. So all ranks compile first and agree before anybody launches.
 
-Words that ranks set and take back in the order of streams (shmem.Handoffs) are left alone meanwhile, too. Some of them are taken
-back by kernels, which do not run: a word that was set would stay so, and every later call would take its peer's last handoff for
-the one of this call. And a rank would wait for words of a peer whose kernels do not compile.
+Words that ranks set and take back in the order of streams (shmem.Handoffs) are left alone meanwhile, too. Some of them are
+taken back by kernels, which do not run: a word that was set would stay so, and every later call would take its peer's last
+handoff for the one of this call. And a rank would wait for words of a peer whose kernels do not compile.
 """
 
 import contextlib

@@ -104,8 +104,8 @@ def driver(monkeypatch):
 
 @pytest.mark.parametrize("polls", [True, False])
 def test_words_of_handoffs_stay_as_they_were(kernel, driver, monkeypatch, polls):
-    """As in a call of the method streams: a word that was published while kernels are not launched would never be taken back, and
-    the next call would take it for its own."""
+    """As in a call of the method streams: a word that was published while kernels are not launched would never be taken back,
+    and the next call would take it for its own."""
 
     def run(self, *args, grid, warmup, **options):
         if not warmup:
