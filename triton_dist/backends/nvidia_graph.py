@@ -1,10 +1,24 @@
 """Records what is given to streams as a CUDA graph."""
 
+import contextlib
 import gc
 
 import torch
 
 from .nvidia_queue import Queue
+
+
+@contextlib.contextmanager
+def uncollected():
+    """No garbage is collected meanwhile: what is in it may be memory of an earlier heap, which the driver does not take back
+    while work is recorded, and torch ends the process then."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Recorder:
@@ -22,18 +36,10 @@ class Recorder:
 
     def record(self, give):
         graph = torch.cuda.CUDAGraph()
-        # No garbage is collected meanwhile: what is in it may be memory of an earlier heap, which the driver does not take back
-        # while work is recorded, and torch ends the process then.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with self.queue:
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                try:
-                    give()
-                finally:
-                    graph.capture_end()
-        finally:
-            if collects:
-                gc.enable()
+        with uncollected(), self.queue:
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                give()
+            finally:
+                graph.capture_end()
         return graph.replay

@@ -5,6 +5,7 @@ import time
 import torch
 
 import triton_dist
+from triton_dist.backends.nvidia_graph import uncollected
 from triton_dist.errors import WaitTimeoutError
 from triton_dist.limits import wait_timeout
 
@@ -48,6 +49,6 @@ def repeated(call, calls):
 def graphed(call, calls):
     """A function that replays a CUDA graph of `calls` calls in a row, which leaves the host's time out."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         repeated(call, calls)()
     return graph.replay
