@@ -25,7 +25,7 @@ from triton_dist import language as dl
 
 from .arguments import device_programs
 from .moe_quantization import GROUP, quantize_tile
-from .moe_routing import count_slots, expert_of, sum_lines
+from .moe_routing import count_slots, expert_of, rows_from_counts, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
 
@@ -108,21 +108,9 @@ def moe_dispatch_kernel(
     matrix = dl.consume_token(matrix, token)
     total = sum_lines(matrix, world, c, width, COLUMNS)
     begins = sum_lines(matrix, me, c, width, COLUMNS) + sum_lines(partial, pid, c, width, COLUMNS)
-    begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
-    wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
-    failed = (wrong > 0).to(tl.int32)
-    rows_here = 0
-    for d in range(0, world):
-        low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
-        rows = tl.sum(tl.where((c >= low) & (c < high), total, 0), 0)
-        received = tl.sum(tl.where(c == E + d, total, 0), 0)
-        begins -= tl.where((c >= low) & (c < high), tl.sum(tl.where(c < low, total, 0), 0), 0)
-        failed += (rows > max_rows).to(tl.int32) + (received > max_received).to(tl.int32)
-        rows_here = tl.where(d == me, rows, rows_here)
-        if pid == 0:
-            tl.store(totals + d * 3 + tl.arange(0, 1), received)
-            tl.store(totals + d * 3 + 1 + tl.arange(0, 1), rows)
-            tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
+    begins, failed, rows_here = rows_from_counts(
+        total, begins, matrix, first_expert, totals, None, pid == 0, c, width, E, me, world, max_received, max_rows
+    )
     tl.store(base + pid * width + c, begins, mask=c < width)
     tl.debug_barrier()
     if pid == 0:

@@ -33,7 +33,7 @@ from triton_dist import language as dl
 
 from .arguments import device_programs
 from .moe_quantization import GROUP, quantize_tile
-from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, sum_lines
+from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, rows_from_counts, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
 _MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
@@ -258,22 +258,9 @@ def _count_and_place(
         lines = tl.load(matrix + (first + line) * width + c[None, :], mask=mask, other=0)
         total += tl.sum(lines, 0)
         begins += tl.sum(tl.where(first + line < me, lines, 0), 0)
-    begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
-    wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
-    failed = (wrong > 0).to(tl.int32)
-    rows_here = 0
-    for d in range(0, world):
-        low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
-        of_d = tl.sum(tl.where((c >= low) & (c < high), total, 0), 0)
-        received = tl.sum(tl.where(c == E + d, total, 0), 0)
-        begins -= tl.where((c >= low) & (c < high), tl.sum(tl.where(c < low, total, 0), 0), 0)
-        failed += (of_d > max_rows).to(tl.int32) + (received > max_received).to(tl.int32)
-        rows_here = tl.where(d == me, of_d, rows_here)
-        if placer == 0:
-            tl.store(out_tokens + d + tl.arange(0, 1), tl.load(matrix + d * width + E + world + 1 + tl.arange(0, 1)))
-            tl.store(totals + d * 3 + tl.arange(0, 1), received)
-            tl.store(totals + d * 3 + 1 + tl.arange(0, 1), of_d)
-            tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
+    begins, failed, rows_here = rows_from_counts(
+        total, begins, matrix, first_expert, totals, out_tokens, placer == 0, c, width, E, me, world, max_received, max_rows
+    )
     tl.store(base + placer * COLUMNS + c, begins)
     tl.debug_barrier()
     low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)

@@ -162,3 +162,35 @@ def sum_lines(lines, n, columns, width, COLUMNS: tl.constexpr):
         mask = (start + i < n)[:, None] & (columns < width)[None, :]
         total += tl.sum(tl.load(lines + (start + i)[:, None] * width + columns[None, :], mask=mask, other=0), 0)
     return total
+
+
+@triton.jit
+def rows_from_counts(
+    total, begins, matrix, first_expert, totals, out_tokens, tells, c, width, E, me, world, max_received, max_rows
+):
+    """From the counts of all ranks to the rows of slots, and to whether anything overflows anywhere.
+
+    total: the columns (E experts, then the tokens that go to each rank, then the ids that do not exist) summed over ranks;
+    begins: over those before the caller alone. A rank's rows are those of its experts, each expert's one after the other.
+    tells: whether this program writes `totals` [world, 3] (tokens received, rows, ids that do not exist) and, unless that is
+    None, `out_tokens` [world], from the column E + world + 1 of `matrix` [world, width].
+    Returns: (begins of each expert's rows, of the tokens that go to each rank; whether it fails, 0 if not; rows of this rank).
+    """
+    begins += tl.where(c < E, tl.cumsum(total, 0) - total, 0)
+    wrong = tl.sum(tl.where(c == E + world, total, 0), 0)
+    failed = (wrong > 0).to(tl.int32)
+    rows_here = 0
+    for d in range(0, world):
+        low, high = tl.load(first_expert + d), tl.load(first_expert + d + 1)
+        rows = tl.sum(tl.where((c >= low) & (c < high), total, 0), 0)
+        received = tl.sum(tl.where(c == E + d, total, 0), 0)
+        begins -= tl.where((c >= low) & (c < high), tl.sum(tl.where(c < low, total, 0), 0), 0)
+        failed += (rows > max_rows).to(tl.int32) + (received > max_received).to(tl.int32)
+        rows_here = tl.where(d == me, rows, rows_here)
+        if tells:
+            if out_tokens is not None:
+                tl.store(out_tokens + d + tl.arange(0, 1), tl.load(matrix + d * width + E + world + 1 + tl.arange(0, 1)))
+            tl.store(totals + d * 3 + tl.arange(0, 1), received)
+            tl.store(totals + d * 3 + 1 + tl.arange(0, 1), rows)
+            tl.store(totals + d * 3 + 2 + tl.arange(0, 1), wrong)
+    return begins, failed, rows_here
