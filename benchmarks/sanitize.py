@@ -130,7 +130,7 @@ if WORKER not in os.environ and __name__ == "__main__":
 
 import triton_dist  # noqa: E402, F401
 import triton_dist.language as dl  # noqa: E402
-from triton_dist import shmem  # noqa: E402
+from triton_dist import backends, shmem  # noqa: E402
 from triton_dist.testing import Ranks  # noqa: E402
 
 import torch  # noqa: E402
@@ -350,8 +350,8 @@ def worker(words):
 
 
 def ready():
-    """On every rank, before shmem is there."""
-    torch.zeros(1).to("cuda" if torch.cuda.is_available() else "cpu")
+    """On every rank, before shmem is there: its device's context, which takes long under the tool."""
+    torch.zeros(1).to(backends.platform().prepare(int(os.environ["RANK"])))
 
 
 if __name__ == "__main__":

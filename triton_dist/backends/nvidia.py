@@ -196,7 +196,9 @@ class Heap:
         def read():
             with torch.cuda.stream(self._side):  # a kernel on the current stream may itself be waiting
                 self._seen.copy_(word, non_blocking=True)
-            self._side.synchronize()
+            limit = wait_timeout(timeout)
+            if not nvidia_waits.passed(self._side, limit):
+                raise errors.WaitTimeoutError(f"rank {self.rank}: {describe()}; a copy of it did not come back in {limit:g} s")
             return int(self._seen[0])
 
         self.control.wait(lambda: compare(read(), value), lambda: f"{describe()}; seen {read()}", timeout)

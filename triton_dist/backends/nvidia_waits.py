@@ -134,7 +134,7 @@ def signals_now(tensor, stream, buffer):
         held = buffer[: count * line]
         with torch.cuda.stream(stream):
             held.copy_(tensor[one.offset : one.offset + count * line], non_blocking=True)
-        if not passed(stream.record_event(), READ_S):
+        if not passed(stream, READ_S):
             return [*lines, f"{one.label} (heap+{one.offset:#x}): not read, for a copy does not come back, either"]
         values = held.view(dtype).view(count, -1)[:, 0].tolist() if count else []
         shown = " ".join(map(str, values)) + (" ..." if one.shape[0] > count else "")
@@ -168,10 +168,10 @@ def stream_rests(device, seconds):
     return passed(torch.cuda.current_stream(device).record_event(), seconds)
 
 
-def passed(event, seconds):
-    """Whether the event is passed within `seconds`."""
+def passed(work, seconds):
+    """Whether an event, or a stream, is done within `seconds`."""
     end = time.monotonic() + seconds
-    while not event.query():
+    while not work.query():
         if time.monotonic() > end:
             return False
         time.sleep(0)

@@ -1,6 +1,7 @@
 """The host side of NVIDIA GPUs without one: symmetric memory and devices are stand-ins, records of waits are made up."""
 
 import contextlib
+import operator
 import threading
 import time
 from types import SimpleNamespace
@@ -295,13 +296,12 @@ def test_the_state_of_signals_is_read_a_line_each_as_far_as_the_buffer_goes(monk
     ]
     monkeypatch.setattr(nvidia_waits.context, "heap_map", SimpleNamespace(live=dict(enumerate(live))))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    arrived = SimpleNamespace(query=lambda: True)
-    stream = SimpleNamespace(record_event=lambda: arrived)
+    stream = SimpleNamespace(query=lambda: True)
     buffer = torch.full((130,), 99, dtype=torch.uint8)
     lines = nvidia_waits.signals_now(memory, stream, buffer)
     assert lines == ["3 signals (heap+0x400): 7 -1 ...", "2 signals (heap+0x800): 1099511627776 5", "0 signals (heap+0x200): "]
     monkeypatch.setattr(nvidia_waits, "READ_S", 0.05)
-    arrived.query = iter([True] + [False] * 10**6).__next__  # the second copy is stuck
+    stream.query = iter([True] + [False] * 10**6).__next__  # the second copy is stuck
     start = time.monotonic()
     lines = nvidia_waits.signals_now(memory, stream, buffer)
     assert lines[0].endswith("7 -1 ...") and len(lines) == 2 and "2 signals (heap+0x800): not read" in lines[1]
@@ -328,6 +328,24 @@ def test_a_device_that_stays_busy_is_an_error_with_the_state_of_the_signals(heap
     release.set()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     assert heap.exchange(None, "my text", lambda: "in barrier", 1) == ["my text", "its text"]
+
+
+def test_a_signal_that_cannot_be_read_is_not_waited_for_longer_than_the_limit(heap, monkeypatch):
+    memory = torch.tensor([3], dtype=torch.int32).view(torch.uint8)
+    heap.bases, heap.nbytes, heap._tensors = [memory.data_ptr()], memory.numel(), [memory]
+    heap._seen, heap._side = torch.zeros(1, dtype=torch.int64), SimpleNamespace(query=lambda: True)
+    heap.control.wait = lambda ready, describe, timeout: (ready(), describe())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+    def read(limit):
+        return heap.wait_signal(memory.data_ptr(), operator.eq, 3, 4, lambda: "in wait", limit)
+
+    assert read(60) is None and heap._seen.item() == 3
+    heap._side.query = lambda: False
+    start = time.monotonic()
+    with pytest.raises(WaitTimeoutError, match="rank 0: in wait; a copy of it did not come back in 0.05 s"):
+        read(0.05)
+    assert time.monotonic() - start < 20
 
 
 def test_a_peers_trouble_is_raised_on_this_rank(heap, monkeypatch):
