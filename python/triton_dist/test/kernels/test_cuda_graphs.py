@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from triton_dist import backend, kernels, shmem
+from triton_dist.backends.nvidia_graph import uncollected
 from triton_dist.errors import WaitTimeoutError
 from triton_dist.testing import Ranks, RanksFailed, run_ranks
 
@@ -116,7 +117,7 @@ def replayed(name):
     torch.cuda.synchronize()
     shmem.barrier_all()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     for i in range(1, REPLAYS + 1):
         for x in inputs:

@@ -10,6 +10,7 @@ import triton.language as tl
 
 import triton_dist.language as dl
 from triton_dist import backend, kernels, shmem
+from triton_dist.backends.nvidia_graph import uncollected
 from triton_dist.errors import WaitTimeoutError
 from triton_dist.shmem import codes
 from triton_dist.testing import Ranks, run_ranks
@@ -157,7 +158,7 @@ def replay():
     wait_kernel[(1,)](signals, out, 0, 1, ctx, MANY=False)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         wait_kernel[(1,)](signals, out, 7, 1, ctx, MANY=False)
     signals.fill_(7)
     shmem.barrier_all()
@@ -191,7 +192,7 @@ def receive_nothing(captured):
     shmem.barrier_all()
     if captured:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             exchange(1)
         graph.replay()
     else:
