@@ -21,7 +21,7 @@ def main(argv=None):
     parser.add_argument("script", help="a script as torchrun would start it; other arguments are passed on to it")
     parser.add_argument("--world-size", type=int, default=2, help="ranks, 1 to 64 (default 2)")
     parser.add_argument("--schedules", type=int, default=200, help="the first is first-in first-out (default 200)")
-    parser.add_argument("--triton-dist-seed", help='run one schedule alone, by the seed in a report: 17, "fifo", "weak:3"')
+    parser.add_argument("--triton-dist-seed", help="run one schedule alone, by a report's seed: 17, fifo, weak:3, path:0.1")
     parser.add_argument(
         "--exhaustive", action="store_true", help="every order of signals that can make a difference, at most --schedules runs"
     )
@@ -32,8 +32,9 @@ def main(argv=None):
     )
     parser.add_argument("--timeline", metavar="FILE", help="write a trace of the schedule with the first fault, else the first")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first schedule that shows a fault")
-    parser.add_argument("--weak", action="store_true", help="weak memory in every seeded schedule (default: in every fourth)")
-    parser.add_argument("--no-weak", action="store_true", help="in none")
+    weak = parser.add_mutually_exclusive_group()
+    weak.add_argument("--weak", action="store_true", help="weak memory in every seeded schedule (default: in every fourth)")
+    weak.add_argument("--no-weak", action="store_true", help="in none")
     parser.add_argument("--no-races", action="store_true", help="report wrong results and hangs alone, not missing orders")
     args, rest = parser.parse_known_args(argv)
     if rest and rest[0] == "--":

@@ -6,6 +6,7 @@ import re
 import time
 
 from ..shmem import InitAttr, aclshmem_finalize, aclshmem_init, last_error
+from ..shmem.world import as_int
 from .exhaustive import Exhaustive, Path
 from .findings import RESULTS, SYMPTOMS, Report
 from .recorder import write
@@ -54,6 +55,7 @@ def explore(
             report of an exhaustive search names.
         exhaustive: instead of by seeds, search systematically: every order of atomics, signals and waits that can make a
             difference, for small kernels. When it ends within `schedules` runs, `report.complete` is True: all were explored.
+            With a seed nothing is searched: that schedule runs.
         init: initialise shmem with `heap_bytes` on each rank before, and finalize after. False: the program does so.
         resident: programs of a grid that run at a time; None: TRITON_DIST_RESIDENT, else all. Give what a device holds.
         keep_going: go on after the first schedule that shows a fault, to count how many do.
@@ -75,20 +77,24 @@ def explore(
     Memory: the heaps (as far as touched), for each 8 bytes touched 4 more (16 where single bytes are accessed), and some
     hundred bytes for each different access, at most 400,000 of them at a time.
     """
-    if not 1 <= world_size <= 64:
-        raise ValueError(f"explore: world_size is {world_size}: give 1 to 64")
-    if not isinstance(schedules, int) or schedules < 1:
-        raise ValueError(f"explore: schedules is {schedules!r}: give 1 or more")
+    if not callable(program):
+        raise TypeError(f"explore: program is {program!r}: give the function that every rank runs")
+    for name, value, least, most in (
+        ("world_size", world_size, 1, 64), ("schedules", schedules, 1, None), ("max_steps", max_steps, 1, None),
+        ("resident", 1 if resident is None else resident, 1, None),
+    ):  # fmt: skip
+        whole = as_int(value)
+        if whole is None or whole < least or (most and whole > most):
+            raise ValueError(f"explore: {name} is {value!r}: give {least} {f'to {most}' if most else 'or more'}")
     named = isinstance(seed, str) and re.fullmatch(r"fifo|(weak:)?[0-9]+|path:([0-9]+(\.[0-9]+)*)?", seed)
-    if not (seed is None or named or (isinstance(seed, int) and seed >= 0)):
+    if not (seed is None or named or (as_int(seed) is not None and seed >= 0)):
         raise ValueError(f'explore: seed is {seed!r}: give 0 or more, "fifo", or the "weak:..." or "path:..." of a report')
+    exhaustive = exhaustive and seed is None
     if exhaustive and weak:
         raise ValueError("explore: exhaustive=True tries the orders of signals, not the values of weak=True: give one of them")
     for name, value in (("seconds", seconds), ("stall_seconds", stall_seconds)):
         if (value is None and name != "seconds") or (value is not None and not value > 0):
             raise ValueError(f"explore: {name} is {value!r}: give seconds, more than 0")
-    if resident is not None and resident < 1:
-        raise ValueError(f"explore: resident is {resident}: give 1 or more programs")
     if timeline:
         open(timeline, "wb").close()  # a path that cannot be written is said now
     body = program

@@ -25,7 +25,7 @@ SCHEDULES = 20
 
 def pytest_addoption(parser):
     group = parser.getgroup("triton_dist")
-    group.addoption("--triton-dist-seed", default=None, help='the checker runs this schedule alone: a number, or "fifo"')
+    group.addoption("--triton-dist-seed", default=None, help="the checker runs this schedule alone: the seed in a report")
     group.addoption(
         "--triton-dist-schedules", type=int, default=SCHEDULES, help=f"schedules of each check (default {SCHEDULES})"
     )
@@ -45,7 +45,10 @@ _options = {"seed": None, "schedules": SCHEDULES, "weak": None}
 
 
 def _checked(program, *args, **options):
-    report = _explore(program, *args, **{**_options, **options})
+    options = {**_options, **options}
+    if options.get("exhaustive") and options["weak"] is _options["weak"]:
+        options["weak"] = None  # --triton-dist-weak is for the tests that go by seeds
+    report = _explore(program, *args, **options)
     if not report.ok:
         pytest.fail(str(report), pytrace=False)
     return report
@@ -58,15 +61,14 @@ def explore():
     return _checked
 
 
-def explored(**options):
+def explored(test=None, /, **options):
     """Decorates a test, which may have parameters and fixtures, of which all ranks get the same: its body is the program of
-    every rank. `options` are those of check.explore."""
+    every rank. `options` are those of check.explore; without any, `@explored` alone will do."""
+    if test is None:
+        return functools.partial(explored, **options)
 
-    def decorate(test):
-        @functools.wraps(test)
-        def checked(*args, **kwargs):
-            _checked(functools.wraps(test)(lambda: test(*args, **kwargs)), **options)
+    @functools.wraps(test)
+    def checked(*args, **kwargs):
+        _checked(functools.wraps(test)(lambda: test(*args, **kwargs)), **options)
 
-        return pytest.mark.check(checked)
-
-    return decorate
+    return pytest.mark.check(checked)

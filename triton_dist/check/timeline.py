@@ -34,6 +34,8 @@ def timeline(path):
     """
     if scheduler.observer is not None:
         raise RuntimeError("timeline: this rank is being recorded or checked already")
+    if not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK):
+        raise OSError(f"timeline: {path} cannot be written: give a file in a folder that exists and may be written")
     if os.environ.get("RANK", "0") == "0" and os.path.exists(path):
         os.unlink(path)
     recorder = scheduler.observer = Recorder()

@@ -22,6 +22,7 @@ from .handles import atomic
 HOST, RUNNING, BLOCKED, FAILED = range(4)
 STATE, EPOCH, POLLS, VERDICT, SINCE, TEXT_BYTES, PID, HEAD_WORDS = 0, 1, 2, 3, 4, 5, 6, 8
 TEXT_LIMIT = 8192
+OPERATORS = os.path.join("", "triton_dist", "kernels", "")  # in the path of a source line: a wait that the user did not write
 ROW_BYTES = HEAD_WORDS * 8 + TEXT_LIMIT
 VERDICT_BYTES, VERDICT_HEAD = 1 << 16, 16  # the report of the latest deadlock, after the rows: length, claim, text
 
@@ -176,14 +177,20 @@ class Board:
         headline = "every rank is blocked and no signal can change any more"
         if ": polls " in text:
             headline = "every rank is blocked, or polls words that stay the same, thousands of times over"
-        return DeadlockError(
-            f"rank {self.rank}: deadlock: {headline}\n{text}\n"
-            "  Look for a notify that was never sent, sent to another rank or index, or sent with a smaller value."
-        )
+        todo = "Look for a notify that was never sent, sent to another rank or index, or sent with a smaller value."
+        if OPERATORS in text:
+            todo = (
+                "An operator of triton_dist.kernels waits: did all ranks make the same calls, with operands that were not "
+                "refused? TRITON_DIST_CHECK_CALLS=1 compares each call."
+            )
+        return DeadlockError(f"rank {self.rank}: deadlock: {headline}\n{text}\n  {todo}")
 
     def raise_lost(self, lost, own):
         names = "; ".join(f"rank {rank} {reason}" for rank, reason in lost)
-        raise PeerLostError(f"rank {self.rank}: a peer is gone while this rank waits for it: {names}\n{self.report(own)}")
+        raise PeerLostError(
+            f"rank {self.rank}: a peer is gone while this rank waits for it: {names}\n{self.report(own)}\n"
+            "  Look at what it printed last: it failed, was killed, or returned before this rank needed it."
+        )
 
     def _check_peers(self, since, describe):
         lost = self.lost()

@@ -101,8 +101,9 @@ def check_symmetric(low, high, what, rank=None):
     rank = heap.rank if rank is None else rank
     place = heap.owner(low)
     if place is None or place[0] != rank:
+        where = heap.describe(low) if place else f"address {low:#x}"
         raise SymmetricAccessError(
-            f"{what}: {heap.describe(low)} is not in rank {rank}'s symmetric heap; give this rank's own pointer to memory "
+            f"{what}: {where} is not in rank {rank}'s symmetric heap; give this rank's own pointer to memory "
             f"from shmem.aclshmem_create_tensor or malloc ({scheduler.place()})"
         )
     check(low, high, what)

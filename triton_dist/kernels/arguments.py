@@ -148,6 +148,7 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
         least: dict of the smallest values of entries for which 1 is too small.
     """
     entries, default_programs = defaults
+    need(call, config is None or isinstance(config, dict), f"config is {config!r}: give a dict of {', '.join(entries)}")
     known = {*entries, *options}
     unknown = set(config or {}) - known
     need(call, not unknown, f"config has {sorted(unknown)}; known are {sorted(known)}")

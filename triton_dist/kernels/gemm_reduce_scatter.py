@@ -163,7 +163,11 @@ def settle(function, operator, M, N, dtype, team, config, programs, method, meth
         M, N = need_int(function, "M", M), need_int(function, "N", N)
         world = shmem.team_n_pes(team)
         tiled = dtype.itemsize == 2 and N > 0 and M > (world - 1) * triton.cdiv(M, world)  # every rank has rows
-        need(function, method != "tma" or tiled, f"the method tma takes 16-bit dtypes and rows for each of {world} ranks")
+        need(
+            function, method != "tma" or tiled,
+            f"method is 'tma', which takes 16-bit dtypes and a row or more for each of {world} ranks, not {dtype} [{M}, {N}]: "
+            "leave method open, or give another one",
+        )  # fmt: skip
         given = config, programs
         config, programs = checked_config(function, default_config(dtype), config, programs, LAUNCH_OPTIONS)
         agreed.on = f"M={M}, N={N}, {dtype}, config={config}, programs={programs}, method={method!r}"

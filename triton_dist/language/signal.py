@@ -92,7 +92,7 @@ def wait(sig, value, ctx, cmp: tl.constexpr = _GE, n=1):
 
     Args:
         sig: pointer to an int32 or int64 signal of this rank.
-        value: integer scalar, converted to the signal's dtype: the wait ends when `signal <cmp> value`.
+        value: integer scalar that the signal's dtype can hold: the wait ends when `signal <cmp> value`.
         ctx: context table.
         cmp: "ge", "gt", "eq", "ne", "le" or "lt". With "eq" a peer that signals twice can be missed.
         n: number of consecutive signals (64 bytes apart) to wait for, all with the same value; at least 1.
@@ -192,7 +192,7 @@ def consume_token(x, token):
         x: pointer, block of pointers or value.
         token: what `wait` returned.
 
-    `wait` already orders every later access, so compiled this costs nothing; the interpreter uses it to check.
+    `wait` already orders every later access, so this costs nothing and changes nothing: it is for who reads the kernel.
     """
     return x
 

@@ -77,7 +77,7 @@ def warn(text, rank=None):
 def error(text, rank=None):
     """Keeps the text for last_error() and shows it."""
     global _last_error
-    text = "; ".join(line.strip() for line in str(text).splitlines())
+    text = "; ".join(line.strip() for line in str(text).splitlines()).replace(":; ", ": ")
     prefix = f"rank {rank}: "
     _last_error = text = text[len(prefix) :] if text.startswith(prefix) else text
     _emit("ERROR", text, rank)

@@ -117,7 +117,7 @@ def _spell(dtype, shape):
     return f"{str(dtype).removeprefix('torch.')}{shape}"
 
 
-def _tensor(name, shape, dtype, label=None):
+def _tensor(name, shape, dtype, label=None, call=None):
     asked = shape if isinstance(shape, (list, tuple)) else [shape]
     shape = [world.as_int(extent) for extent in asked]
     problem = None
@@ -128,7 +128,7 @@ def _tensor(name, shape, dtype, label=None):
     itemsize = 1 if problem else dtype.itemsize
     nbytes = 0 if problem else math.prod(shape) * itemsize
     label = label or f"{_spell(dtype, shape)} tensor"
-    call = f"{name}({shape}, {dtype})"
+    call = call or f"{name}({list(asked) if problem else shape}, {dtype})"
     made, offset = _allocate(call, nbytes, label, TENSOR_ALIGNMENT, shape, itemsize, problem)
     return made.heap.tensor(made.rank)[offset : offset + nbytes].view(dtype).view(shape)
 
@@ -140,7 +140,7 @@ def create_signals(n, dtype=torch.int32):
     if dtype not in (torch.int32, torch.int64) or n is None or n < 0:
         world.current(call).collective(call, problem="give a number of signals and torch.int32 or torch.int64")
     width = table.SIGNAL_BYTES // dtype.itemsize
-    signals = _tensor("create_signals", [n, width], dtype, f"{n} signals")
+    signals = _tensor("create_signals", [n, width], dtype, f"{n} signals", call)
     made = world.current(call)
     _zero(made, _offset_of(made, signals), n * table.SIGNAL_BYTES, call)
     return signals

@@ -7,6 +7,8 @@ int64); in raw memory it is int32. What is out of bounds raises ShmemError(-1) b
 
 import operator
 
+import torch
+
 from ..errors import ShmemError
 from . import codes, world
 
@@ -25,6 +27,11 @@ def _refuse(made, call, text):
     raise ShmemError(f"rank {made.rank}: {call}: {text}", codes.INVALID_PARAM)
 
 
+def _refuse_type(made, call, name, value):
+    what = "a tensor: give its data_ptr()" if isinstance(value, torch.Tensor) else f"{value!r}: give an int"
+    _refuse(made, call, f"{name} is {what}")
+
+
 def _check(call, symmetric, local, nbytes, pe):
     """The World, and the arguments as ints."""
     made = world.current(call)
@@ -32,7 +39,7 @@ def _check(call, symmetric, local, nbytes, pe):
     names = "the symmetric address", "the local address", "elem_size", "pe"
     for name, value, number in zip(names, (symmetric, local, nbytes, pe), numbers):
         if number is None:
-            _refuse(made, call, f"{name} is {value!r}: give an int")
+            _refuse_type(made, call, name, value)
     symmetric, local, nbytes, pe = numbers
     if not 0 <= pe < made.n_ranks:
         _refuse(made, call, f"pe is {pe}: give 0 to {made.n_ranks - 1}")
@@ -60,7 +67,7 @@ def _signal(made, call, address):
     """(address, width in bytes) of a signal."""
     number = world.as_int(address)
     if number is None:
-        _refuse(made, call, f"the signal's address is {address!r}: give an int")
+        _refuse_type(made, call, "the signal's address", address)
     itemsize = _symmetric(made, call, number, 4).itemsize
     itemsize = itemsize if itemsize in (4, 8) else 4
     if number % itemsize:

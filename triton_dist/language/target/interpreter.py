@@ -272,11 +272,24 @@ def signal_at(sig, i):
     return handles.shifted(sig, _value(i) * context.SIGNAL_BYTES)
 
 
+def _integer(word, value):
+    value = _value(value)
+    if not isinstance(value, (int, np.integer)):
+        raise UnsupportedError(f"{word}: value is {value!r}; signals hold integers ({scheduler.place()})")
+    return int(value)
+
+
+def _wanted(word, value, dtype):
+    """An integer that the signal can have. Of another one some targets compare the lowest bits, others all."""
+    value, bits = _integer(word, value), dtype.itemsize * 8
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise UnsupportedError(f"{word}: value is {value}, which no {dtype} signal ever holds ({scheduler.place()})")
+    return value
+
+
 def _signal_value(word, value, dtype):
     """An integer, wrapped to the signal's type as compiled code wraps it."""
-    value = _value(value)
-    if not isinstance(value, int):
-        raise UnsupportedError(f"{word}: value is {value!r}; signals hold integers ({scheduler.place()})")
+    value = _integer(word, value)
     bits = dtype.itemsize * 8
     return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
 
@@ -305,7 +318,7 @@ def _compare_name(word, cmp):
 
 def wait(sig, value, ctx, cmp="ge", n=1):
     address, dtype, ctype = _signal("wait", sig)
-    cmp, value, n = _compare_name("wait", cmp), _value(value), _value(n)
+    cmp, value, n = _compare_name("wait", cmp), _wanted("wait", value, dtype), _value(n)
     if n < 1:
         raise SymmetricAccessError(f"wait: n is {n}; give 1 or more signals ({scheduler.place()})")
     _table(ctx)
@@ -327,12 +340,12 @@ def wait(sig, value, ctx, cmp="ge", n=1):
 
 def test(sig, value, ctx, cmp="ge"):
     address, dtype, _ = _signal("test", sig)
-    cmp = _compare_name("test", cmp)
+    cmp, value = _compare_name("test", cmp), _wanted("test", value, dtype)
     _table(ctx)
     if scheduler.observer is not None:
         scheduler.observer.test(address, dtype.itemsize)
     seen = handles.atomic("add", address, 0, dtype)
-    hit = COMPARE[cmp](seen, _value(value))
+    hit = COMPARE[cmp](seen, value)
     if scheduler.observer is not None:
         scheduler.observer.tested(address, dtype.itemsize, hit)
     if hit:

@@ -110,6 +110,18 @@ def test_a_path_repeats_its_run():
     assert again.findings[0].text == report.findings[0].text
 
 
+@pytest.mark.parametrize("seed", ["path", "fifo", 3, "weak:0"])
+def test_a_seed_runs_its_schedule_in_place_of_the_search(seed):
+    """A test that searches is replayed by --triton-dist-seed, without a change to the test."""
+    report = check.explore(race, "overshoot", 1, exhaustive=True, schedules=1000)
+    seed = report.findings[0].seed if seed == "path" else seed
+    again = check.explore(race, "overshoot", 1, exhaustive=True, seed=seed, schedules=1000)
+    alone = check.explore(race, "overshoot", 1, seed=seed)
+    assert again.schedules == 1 and not again.complete
+    assert [one.text for one in again.findings] == [one.text for one in alone.findings]
+    assert str(seed).startswith("path") <= (again.kinds == ["deadlock"])
+
+
 def test_complete_says_so():
     report = check.explore(race, "counter", 1, exhaustive=True, schedules=1000)
     assert report.ok and report.complete and f"all {report.schedules} schedules explored" in str(report)

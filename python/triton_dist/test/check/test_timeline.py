@@ -71,6 +71,12 @@ def test_a_trace_of_two_ranks(tmp_path):
     assert names == {"rank 0", "rank 1", "program (0, 0, 0)"}
 
 
+def test_a_path_that_cannot_be_written_is_said_before_anything_runs():
+    with pytest.raises(OSError, match="timeline: /nowhere/trace.json cannot be written"), timeline("/nowhere/trace.json"):
+        pytest.fail("ran")
+    assert scheduler.observer is None
+
+
 @pytest.mark.dist
 def test_the_command_records_an_unedited_script(tmp_path):
     with open(os.path.join(ROOT, "README.md")) as file:

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 import triton_dist  # noqa: F401  before triton
+from triton_dist import check
+from triton_dist.check import pytest_plugin
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *[".."] * 4))
 
@@ -87,7 +89,7 @@ def test_right(explore):
 def test_wrong(explore):
     explore(program, False)
 
-@explored(world_size=2)
+@explored
 def test_decorated():
     program(True)
 
@@ -118,6 +120,41 @@ def test_the_plugin(tmp_path):
     seed = re.search(r"--triton-dist-seed (\w+)", out)[1]
     code, out = python(*run, "test_plugin.py::test_wrong", "--triton-dist-seed", seed, cwd=tmp_path)
     assert code == 1 and "1 schedules" in out and "data-race" in out, out
+
+
+def fails():
+    assert False, "as it should"  # noqa: B011
+
+
+@pytest.mark.parametrize("line", [dict(weak=True), dict(seed="path:"), dict(seed="weak:3", weak=True)], ids=str)
+def test_the_options_of_the_command_line_serve_a_test_that_searches(line, monkeypatch):
+    monkeypatch.setattr(pytest_plugin, "_options", {**pytest_plugin._options, **line})
+    with pytest.raises(pytest.fail.Exception, match="AssertionError: as it should"):
+        pytest_plugin._checked(fails, exhaustive=True)
+
+
+WRONG_ARGUMENTS = [
+    (dict(world_size=0), "world_size is 0: give 1 to 64"),
+    (dict(world_size=1.5), "world_size is 1.5: give 1 to 64"),
+    (dict(world_size="2"), "world_size is '2': give 1 to 64"),
+    (dict(schedules=0), "schedules is 0: give 1 or more"),
+    (dict(resident=1.5), "resident is 1.5: give 1 or more"),
+    (dict(resident=0), "resident is 0: give 1 or more"),
+    (dict(max_steps=0), "max_steps is 0: give 1 or more"),
+    (dict(seed=True), "seed is True: give 0 or more"),
+    (dict(stall_seconds=None), "stall_seconds is None: give seconds"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", WRONG_ARGUMENTS, ids=str)
+def test_explore_refuses_wrong_arguments_by_name(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(f"explore: {message}")):
+        check.explore(print, **arguments)
+
+
+def test_explore_wants_a_function():
+    with pytest.raises(TypeError, match="explore: program is 3: give the function"):
+        check.explore(3)
 
 
 def test_the_command_replays_a_path_and_writes_a_timeline(ring):

@@ -200,6 +200,12 @@ def access(what: tl.constexpr, x, sig, other, ctx):
         dl.notify(sig, 1, ctx, 1, "max")  # line of op
     elif what == "cmp":
         dl.wait(sig, 1, ctx, "equal")  # line of cmp
+    elif what == "wait for too much":
+        dl.wait(sig, 2147483648, ctx, "lt")  # line of wait for too much
+    elif what == "test for too little":
+        dl.test(sig, -2147483649, ctx)  # line of test for too little
+    elif what == "wait for a fraction":
+        dl.wait(sig, 0.5, ctx, "lt")  # line of wait for a fraction
     elif what == "misaligned atomic":
         tl.atomic_add((sig.to(tl.int64) + 2).to(sig.dtype), 1)  # line of misaligned atomic
 
@@ -220,6 +226,9 @@ WRONG = {
     "not a context": (SymmetricAccessError, "ctx is not a live context table"),
     "op": (UnsupportedError, 'op is "set" or "add", not \'max\''),
     "cmp": (UnsupportedError, "cmp is one of eq, ge, gt, le, lt, ne, not 'equal'"),
+    "wait for too much": (UnsupportedError, "wait: value is 2147483648, which no int32 signal ever holds"),
+    "test for too little": (UnsupportedError, "test: value is -2147483649, which no int32 signal ever holds"),
+    "wait for a fraction": (UnsupportedError, "wait: value is 0.5; signals hold integers"),
     "misaligned atomic": (SymmetricAccessError, "misaligned address"),
 }
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-import triton_dist  # noqa: F401  before triton
+import triton_dist  # before triton
 from triton_dist import kernels, shmem
-from triton_dist.errors import CollectiveMismatchError, ShmemError
+from triton_dist.errors import CollectiveMismatchError, DeadlockError, ShmemError
 from triton_dist.kernels.all_reduce import METHODS as ALL_REDUCE_METHODS
 from triton_dist.kernels.allgather_gemm import METHODS as ALLGATHER_GEMM_METHODS
 from triton_dist.kernels.gemm_allreduce import METHODS as GEMM_ALLREDUCE_METHODS
@@ -241,6 +241,27 @@ def compared_calls():
 
 def test_calls_are_compared_on_request(ranks):
     ranks(2).run(compared_calls, timeout=60)
+
+
+def configs_of_another_kind():
+    for config in (3, "BLOCK", [("BLOCK", 16)]):
+        with pytest.raises(ValueError, match="create_all_to_all_context: config is .*: give a dict of BLOCK"):
+            kernels.create_all_to_all_context(8, 4, fp32, config=config)
+
+
+def test_a_config_that_is_no_dict_is_refused_by_name(ranks):
+    ranks(1).run(configs_of_another_kind)
+
+
+def calls_of_one_rank():
+    reduce = kernels.create_all_reduce_context(8, fp32)
+    with pytest.raises(DeadlockError, match=r"(?s)in mesh_kernel: waits.*did all ranks make the same calls.*_CHECK_CALLS=1"):
+        kernels.all_reduce(torch.ones(4), reduce) if shmem.my_pe() else shmem.barrier_all()
+
+
+@pytest.mark.skipif(triton_dist.backend != "cpu", reason="a deadlock is proven on cpu alone")
+def test_a_deadlock_inside_of_an_operator_says_how_to_compare_calls(ranks):
+    ranks(2).run(calls_of_one_rank, timeout=60)
 
 
 def half_of_the_device():

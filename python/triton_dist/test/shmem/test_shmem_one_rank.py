@@ -169,6 +169,7 @@ def test_calloc_zeroes_memory_that_was_used(world):
         (lambda: shmem.aclshmem_align(4 << 20, 8), "power of two"),
         (lambda: shmem.aclshmem_create_tensor((2, -1)), "shape is"),
         (lambda: shmem.aclshmem_create_tensor((2,), "float32"), "dtype is 'float32'"),
+        (lambda: shmem.aclshmem_create_tensor((2, 1.5)), r"aclshmem_create_tensor\(\[2, 1.5\], torch.float32\): shape is"),
         (lambda: shmem.create_signals(2, torch.int16), "torch.int32 or torch.int64"),
         (lambda: shmem.create_signals(-1), "number of signals"),
         (lambda: shmem.aclshmem_free(0), "in no symmetric heap"),
@@ -197,6 +198,8 @@ def test_out_of_memory_tells_what_is_left(world):
     for number in (3 << 20, 1 << 20, 2 << 20, HEAP):  # asked, largest, free, all
         assert str(number) in str(caught.value)
     assert "local_mem_size" in str(caught.value)
+    with pytest.raises(ShmemError, match=r"create_signals\(1073741824, torch.int32\): no room for 68719476736 bytes"):
+        shmem.create_signals(1 << 30)
 
 
 def test_the_whole_heap_can_be_one_tensor(world):
@@ -337,6 +340,9 @@ def test_a_signal_that_nobody_sends_is_a_deadlock(world):
         (lambda a: shmem.aclshmem_putmem(4096, a, 1, 0), "no address of this rank's symmetric heap"),
         (lambda a: shmem.aclshmem_getmem(a, 4096, 1, 0), "no address of this rank's symmetric heap"),
         (lambda a: shmem.aclshmem_getmem(a, a + 4096, 1, 0), "not allocated"),
+        (lambda a: shmem.aclshmem_putmem(torch.ones(4), a, 1, 0), r"symmetric address is a tensor: give its data_ptr\(\)"),
+        (lambda a: shmem.aclshmem_putmem(a, None, 1, 0), "local address is None: give an int"),
+        (lambda a: shmem.aclshmem_signal_wait_until(torch.ones(1), 0, 1), "signal's address is a tensor: give its data_ptr"),
         (lambda a: shmem.aclshmemx_putmem_signal(a, a, 1, a, 1, 2, 0), "sig_op is 2"),
         (lambda a: shmem.aclshmemx_putmem_signal(a, a, 1, a, 1 << 31, 0, 0), "no int32"),
         (lambda a: shmem.aclshmemx_putmem_signal(a, a, 1, a + 2, 1, 0, 0), "not aligned"),
