@@ -52,17 +52,20 @@ def table(entry, candidates):
     return [next((times for one, times in measured if one == candidate), None) for candidate in candidates]
 
 
-def read_file(path):
-    """The entries of a file; none, with a warning, when it is no file of entries."""
+def read_file(path, afresh=False):
+    """The entries of a file; none, with a warning, when it is no file of entries. What was read before is kept in memory as long
+    as the file looks unchanged. afresh: read it anyway, for who writes it again: on kernels before 6.13 a file that is replaced
+    twice within a few milliseconds looks so."""
     try:
-        changed = os.stat(path).st_mtime_ns
+        found = os.stat(path)
     except OSError:
         return []
-    return list(_read_file(str(path), changed))
+    read = _read_file.__wrapped__ if afresh else _read_file
+    return list(read(str(path), (found.st_mtime_ns, found.st_size, found.st_ino)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_file(path, changed):
+def _read_file(path, looks):
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:

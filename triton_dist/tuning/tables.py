@@ -24,7 +24,7 @@ def merge(path, added):
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent):
         new = {_place(entry) for entry in added}
-        kept = [entry for entry in entries.read_file(path) if _place(entry) not in new]
+        kept = [entry for entry in entries.read_file(path, afresh=True) if _place(entry) not in new]
         entries.write_file(path, sorted([*kept, *added], key=_place))
 
 

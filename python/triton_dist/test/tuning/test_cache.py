@@ -100,7 +100,11 @@ def writers(code, count, *arguments):
     commands = [[sys.executable, "-c", code, str(number), *map(str, arguments)] for number in range(count)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     running = [subprocess.Popen(command, env=environment) for command in commands]
-    assert [one.wait(timeout=60) for one in running] == [0] * count
+    try:
+        assert [one.wait(timeout=300) for one in running] == [0] * count
+    finally:
+        for one in running:
+            one.kill()
 
 
 def test_two_writers_of_the_same_entry_leave_one_whole_file(folder):
@@ -139,6 +143,17 @@ def test_a_table_keeps_what_was_not_measured_again(tmp_path):
     found = entries.read_file(path)
     assert len(found) == 3 and new in found
     assert path.read_text().count("\n") == 3 + 2  # an entry a line
+
+
+def test_a_table_that_another_writer_replaced_unseen_loses_nothing(tmp_path, monkeypatch):
+    path, stat = tmp_path / "table.json", os.stat
+    tables.merge(path, [entry(M=1)])
+    looks = stat(path)
+    monkeypatch.setattr(os, "stat", lambda name, **more: looks if str(name) == str(path) else stat(name, **more))
+    assert len(entries.read_file(path)) == 1
+    entries.write_file(path, [entry(M=1), entry(M=2)])  # the other one, within a tick of the file system's clock
+    tables.merge(path, [entry(M=3)])
+    assert len(json.loads(path.read_text())["entries"]) == 3
 
 
 @pytest.fixture
