@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
-METHODS = {"ag": ["streams", "sequence"], "rs": ["tma", "streams", "added", "sequence"], "ar": ["tma", "streams", "sequence"]}
+METHODS = {"ag": ["streams", "sequence"], "rs": ["tma", "streams", "columns", "sequence"], "ar": ["tma", "streams", "sequence"]}
 
 
 class Operator:

@@ -33,8 +33,9 @@ Heap
     word_setter(*addresses)  a function: in the order of the current stream, release, the int32 words there, of any rank,
                              become 1
     word_taker(describe, *addresses)   likewise, acquire: waits until this rank's int32 words there are 1, makes them 0
-    word_poller(describe, *addresses)   the same, where the device is idle while it waits
+    word_teller(*addresses), word_poller(describe, *addresses)   as setter and taker, where a multiprocessor is free for it
     end_peers()              best effort: asks the peers on this host to end
+    stuck                    whether the device has been given work that does not end
     close()                  unmaps, as far as no tensor still uses the memory
 """
 

@@ -66,6 +66,8 @@ class Platform:
 
 
 class Heap:
+    stuck = False
+
     def __init__(self, rank, n_ranks, nbytes, options):
         import torch
 

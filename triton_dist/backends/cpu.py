@@ -38,6 +38,8 @@ class Platform:
 class Heap:
     """`nbytes` of symmetric heap on each of `n_ranks` ranks of this host."""
 
+    stuck = False
+
     def __init__(self, rank, n_ranks, nbytes):
         from .control import Control
 
@@ -170,7 +172,7 @@ class Heap:
 
         return take
 
-    word_poller = word_taker
+    word_teller, word_poller = word_setter, word_taker
 
     def end_peers(self):
         if self.peers:

@@ -62,7 +62,7 @@ class Heap:
         self.descriptor = {"process": processes.identity(), "device": str(getattr(properties, "uuid", self.device))}
         self.descriptor["memory"] = nvidia_memory.choice()
         self.memory = self.control = self._tensors = self.waits = None
-        self._stuck, self._limit = False, None
+        self.stuck, self._limit = False, None
 
     def connect(self, descriptors, store, timeout):
         seen = {}
@@ -112,12 +112,12 @@ class Heap:
         gave up, a device that is still busy."""
         seconds, error = limit + (nvidia_waits.GRACE_S if self.waits else 0), None
         try:
-            done = rests(self.device, 0.2 if self._stuck else seconds)
+            done = rests(self.device, 0.2 if self.stuck else seconds)
         except RuntimeError as lost:  # wrong results that are addresses make more errors
             if not (self.waits and self.waits.report()):
                 raise
             done, error = True, lost
-        self._stuck = not done
+        self.stuck = not done
         gave_up = self.waits and self.waits.report()
         if gave_up:
             return gave_up + (f"\n  then: {error}" if error else "")
@@ -214,6 +214,12 @@ class Heap:
         """A function that sets the words to 1 in the order of the current stream."""
         return self._giver(nvidia_stream.batch(*((nvidia_stream.WRITE, address, 1) for address in addresses)))
 
+    def word_teller(self, *addresses):
+        """As word_setter, by a program of one warp: within 3 us instead of 10, but it needs a multiprocessor."""
+        from .nvidia_signal import tell
+
+        return lambda: [tell[(1,)](address, num_warps=1) for address in addresses]
+
     def word_taker(self, describe, *addresses):
         """A function that waits in the order of the current stream until the words are 1, and takes them back to 0."""
         if self.waits:  # the driver's wait has no limit
@@ -245,7 +251,7 @@ class Heap:
     def close(self):
         if self.control:
             try:
-                if not nvidia_waits.device_rests(self.device, 0.2 if self._stuck else wait_timeout(self._limit)):
+                if not nvidia_waits.device_rests(self.device, 0.2 if self.stuck else wait_timeout(self._limit)):
                     _abandoned.append((self.memory, self.waits, self._queues))
                 else:
                     self._queues.close()

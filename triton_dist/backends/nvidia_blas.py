@@ -1,4 +1,5 @@
-"""cuBLASLt's matrix product onto another matrix: out = c + a @ b, where torch's addmm first copies c to out.
+"""cuBLASLt's matrix product with what torch does not offer: onto another matrix, out = c + a @ b, where torch's addmm first
+copies c to out; on a part of the multiprocessors.
 
 The library is the one that torch has loaded. Products use no workspace, so what is recorded in a graph depends on no memory
 but its operands'. Names and numbers are those of cublasLt.h and library_types.h of CUDA 12 and 13.
@@ -13,7 +14,7 @@ from ..errors import BackendError
 
 COMPUTE_32F, R_32F = 68, 0
 TYPES = {torch.float16: 2, torch.bfloat16: 14}
-TRANSA, TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
+TRANSA, TRANSB, SM_COUNT_TARGET = 3, 4, 15  # cublasLtMatmulDescAttributes_t
 ALIGNMENTS = 5, 6, 7, 8  # cublasLtMatmulPreferenceAttributes_t: least alignment of A, B, C, D in bytes
 
 
@@ -87,7 +88,7 @@ def _alignment(tensor):
 
 
 @functools.cache
-def _plan(device, dtype, M, N, K, stored, alignments):
+def _plan(device, dtype, M, N, K, stored, alignments, multiprocessors):
     """(description, layouts of b, a, c, out, algorithm) or None. The library's matrices lie column by column, so it multiplies
     the transposed ones."""
     (a_turned, a_ld), (b_turned, b_ld), (_, c_ld), (_, out_ld) = stored
@@ -95,6 +96,8 @@ def _plan(device, dtype, M, N, K, stored, alignments):
     description = _made("MatmulDescCreate", COMPUTE_32F, R_32F)
     _set("MatmulDesc", description, TRANSA, b_turned)
     _set("MatmulDesc", description, TRANSB, a_turned)
+    if multiprocessors:
+        _set("MatmulDesc", description, SM_COUNT_TARGET, multiprocessors)
     layouts = [
         _made("MatrixLayoutCreate", kind, *((K, N) if b_turned else (N, K)), b_ld),
         _made("MatrixLayoutCreate", kind, *((M, K) if a_turned else (K, M)), a_ld),
@@ -110,21 +113,23 @@ def _plan(device, dtype, M, N, K, stored, alignments):
     return (description, layouts, found) if count.value else None
 
 
-def add_product(c, a, b, out):
-    """out = c + a @ b in fp32, rounded once, in the order of the current stream. False, and nothing done, when the library does
-    not take such operands: 16-bit dtypes, rows of c and out contiguous, a and b either way, nothing empty."""
-    stored = tuple(map(_stored, (a, b, c, out)))
+def product(a, b, out, c=None, multiprocessors=0):
+    """out = a @ b, or c + a @ b, in fp32, rounded once, in the order of the current stream. False, and nothing done, when the
+    library does not take such operands: 16-bit dtypes, rows of c and out contiguous, a and b either way, nothing empty.
+    multiprocessors: so many it may use; 0: all."""
+    tensors = b, a, (out if c is None else c), out
+    stored = tuple(map(_stored, (a, b, *tensors[2:])))
     M, N = out.shape
     if out.dtype not in TYPES or not min(M, N, a.shape[1]) or None in stored or stored[2][0] or stored[3][0]:
         return False
-    tensors = b, a, c, out
-    plan = _plan(out.device.index, out.dtype, M, N, a.shape[1], stored, tuple(map(_alignment, tensors)))
+    alignments = tuple(map(_alignment, tensors))
+    plan = _plan(out.device.index, out.dtype, M, N, a.shape[1], stored, alignments, multiprocessors)
     if plan is None:
         return False
     description, layouts, found = plan
-    one = ctypes.byref(ctypes.c_float(1))
+    one, beta = (ctypes.byref(ctypes.c_float(factor)) for factor in (1, c is not None))
     B, A, C, D = zip((tensor.data_ptr() for tensor in tensors), layouts)
     stream = torch.cuda.current_stream(out.device).cuda_stream
     algo = ctypes.byref(found.algo)
-    _call("Matmul", _handle(out.device.index), description, one, *B, *A, one, *C, *D, algo, None, 0, stream)
+    _call("Matmul", _handle(out.device.index), description, one, *B, *A, beta, *C, *D, algo, None, 0, stream)
     return True

@@ -16,6 +16,12 @@ def publish(signal, value, ADD: tl.constexpr):
         tl.atomic_xchg(signal, value, sem="release", scope="sys")
 
 
+@triton.jit(do_not_specialize=["address"])
+def tell(address):
+    """Sets the int32 word at `address`, of any rank, to 1: earlier work of the stream is visible to who acquires it."""
+    tl.atomic_xchg(tl.cast(address, tl.pointer_type(tl.int32)), 1, sem="release", scope="sys")
+
+
 @triton.jit(do_not_specialize=["first", "step", "count"])
 def take(first, step, count):
     """Waits until each of `count` int32 words is 1, takes it back to 0. They are at the address `first`, `step` bytes apart."""

@@ -100,6 +100,8 @@ class _Memory:
 
 
 class SimulatedHeap:
+    stuck = False
+
     def __init__(self, platform, rank, n_ranks, nbytes):
         self.platform, self.simulation = platform, platform.simulation
         self.rank, self.n_ranks, self.nbytes, self.device = rank, n_ranks, nbytes, torch.device("cpu")
@@ -223,7 +225,7 @@ class SimulatedHeap:
 
         return take
 
-    word_poller = word_taker
+    word_teller, word_poller = word_setter, word_taker
 
     def end_peers(self):
         raise SystemExit("aclshmem_global_exit")

@@ -163,7 +163,7 @@ def checked_config(call, defaults, config, programs, options=(), least=None):
 
 
 # Methods that need what only some platforms have: tensor descriptors, streams with handoffs, relaxed stores.
-NOT_ON_ASCEND = ("tma", "streams", "added", "flagged", "sentinel", "pipelined")
+NOT_ON_ASCEND = ("tma", "streams", "columns", "flagged", "sentinel", "pipelined")
 
 
 def platform_problem(method):

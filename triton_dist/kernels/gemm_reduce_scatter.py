@@ -21,8 +21,9 @@ is no barrier between calls. The number of calls so far lies in device memory, o
 graph replays right.
 
 That is the method `kernel`. There are four more, whose partial sums travel in the operands' dtype, as torch.distributed's
-do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams` and `added`, products by torch and copies by copy
-engines (gemm_reduce_scatter_streams.py); and `sequence`, torch's product and then a reduce_scatter, for results of few bytes.
+do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams` and `columns`, products by torch and copies by copy
+engines (gemm_reduce_scatter_streams.py, gemm_reduce_scatter_columns.py); and `sequence`, torch's product and then a
+reduce_scatter, for results of few bytes.
 
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
 a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
@@ -54,7 +55,8 @@ from .arguments import (
     need_operand,
     without_gradients,
 )
-from .gemm_reduce_scatter_streams import GemmReduceScatterAdded, GemmReduceScatterStreams
+from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
+from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import first_tile, store_tile, tile_product
 from .gemm_tma import CONFIG
@@ -62,7 +64,7 @@ from .operator_context import OperatorContext, agreement, begin, operands_of, pa
 from .replays import Replays
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
-METHODS = ("kernel", "tma", "streams", "added", "sequence")
+METHODS = ("kernel", "tma", "streams", "columns", "sequence")
 STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
 TILES = 64  # of all ranks, from which the method tma has work for enough of the device
 ROWS = 128  # of a rank, from which its tiles are not mostly empty
@@ -175,7 +177,8 @@ def settle(function, operator, M, N, dtype, team, config, programs, method, meth
         shard = triton.cdiv(M, world)
         tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
         large = shard * N * dtype.itemsize >= streams_bytes
-        suited = "streams" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
+        copied = "columns" if "columns" in methods else "streams"
+        suited = copied if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
         possible, key = [one for one in methods if one != "tma" or tiled], dict(dtype=name_of(dtype), M=M, N=N)
         method = chosen_method(function, possible, suited, *given, team, operator, key)
     return M, N, config, programs, method
@@ -233,7 +236,7 @@ class GemmReduceScatterContext(OperatorContext):
             self.run = GemmReduceScatterKernel(self, M, N, config, programs)
         else:
             made = dict(
-                tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, added=GemmReduceScatterAdded,
+                tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, columns=GemmReduceScatterColumns,
                 sequence=GemmReduceScatterSequence,
             )  # fmt: skip
             self.run = made[method](self, M, N, dtype)
@@ -275,15 +278,15 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
-        method: "kernel", "tma", "streams", "added" or "sequence", see the top of this file; the last four have no config and
-            no programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams and added are not available
-            on ascend.
+        method: "kernel", "tma", "streams", "columns" or "sequence", see the top of this file; the last four have no config and
+            no programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams and columns are not
+            available on ascend.
             None: on nvidia, unless config or programs is given, the fastest that was measured (docs/tuning.md); where none
-            was, "streams" where a rank's rows have 16 MiB or more, else "tma" where it can and has 64 tiles or more, else
+            was, "columns" where a rank's rows have 16 MiB or more, else "tma" where it can and has 64 tiles or more, else
             "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
-    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams and added M * N, and signals.
+    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams and columns M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """

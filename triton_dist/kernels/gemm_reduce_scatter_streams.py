@@ -1,10 +1,9 @@
-"""GEMM-ReduceScatter by copies and library products: the methods `streams` and `added` of `gemm_reduce_scatter`.
+"""GEMM-ReduceScatter by copies and library products: the method `streams` of `gemm_reduce_scatter`.
 
 torch multiplies the rows that peers own, part by part, then the own ones. A copy engine pushes each part into its owner's
 buffer as soon as it is there, while the next one is multiplied. The product of the own rows is added, as it is stored, to what
 the peers have pushed (with more than two ranks, to the sum of that): nothing is left to be done after the last product. A part
 of the own rows begins when what it is added to has come, which is in time wherever a product takes longer than its push.
-`added` differs in this: see the class.
 
 The products follow one another on the current stream, each of whole waves of tiles (stream_costs.py): the vendor's kernels deal
 out their tiles when they start, so products at the same time do not fill each other's last waves but delay each other.
@@ -23,7 +22,7 @@ import triton.language as tl
 
 from triton_dist import shmem
 
-from .library_product import add_product
+from .library_product import product
 from .reduce_scatter import widen
 from .stream_costs import groups_of, slices_of_sum
 
@@ -97,17 +96,17 @@ class GemmReduceScatterStreams:
         """Rows of a: those numbered so in the owner's shard."""
         return a[owner * self.shard + first : owner * self.shard + last]
 
-    def receive(self, group, idle=True):
+    def receive(self, group):
         """Makes the current stream wait until the peers have pushed the slices of a group."""
         for writer in self.others:
-            self.handoffs.receive(writer, *group, idle=idle)
+            self.handoffs.receive(writer, *group, idle=True)
 
     def add_own(self, a, b, out, finished):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""
         for group in self.own_groups:
             self.receive(group)
             first, last = self.rows_of(self.rank, group)
-            add_product(self.sum_of_others(first, last), self.rows(a, self.rank, first, last), b, out[first:last])
+            product(self.rows(a, self.rank, first, last), b, out[first:last], self.sum_of_others(first, last))
             finished(group)
 
     def push_slice(self, index, owner, handoffs, reader, here, there):
@@ -134,30 +133,6 @@ class GemmReduceScatterStreams:
         return rows[self.rank]
 
 
-class GemmReduceScatterAdded(GemmReduceScatterStreams):
-    """The method `added`: the products of the own rows wait for no peer. What the peers have pushed is added to each of them
-    on another stream, so the last sum follows the last product; the better bargain where a push takes longer than the
-    product under which it should be hidden (small K)."""
-
-    def __init__(self, owner, M, N, dtype):
-        super().__init__(owner, M, N, dtype)
-        self.sums = shmem.Stream(urgent=True)
-
-    def add_own(self, a, b, out, finished):
-        products = []
-        for index in range(len(self.slices)):
-            first, last = self.rows_of(self.rank, [index])
-            torch.mm(self.rows(a, self.rank, first, last), b, out=out[first:last])
-            products.append((index, first, last, self.sums.mark()))
-        with self.sums:
-            for index, first, last, mark in products:
-                self.sums.follow(mark)
-                self.receive([index], idle=False)
-                torch.add(out[first:last], self.sum_of_others(first, last), out=out[first:last])
-                finished([index])
-        self.sums.join()
-
-
-def handoffs(owner, slices):
+def handoffs(owner, slices, empty=True):
     """Handoffs of buffers of so many slices, between all ranks of an OperatorContext's team."""
-    return shmem.Handoffs(slices, owner.team, owner.signals(owner.num_ranks * (slices + 1)))
+    return shmem.Handoffs(slices, owner.team, owner.signals(owner.num_ranks * (slices + 1)), empty)

@@ -8,6 +8,7 @@ import itertools
 import math
 
 MULTIPROCESSORS = 132
+SPARE = 4  # that products leave to programs beside them, where these hand over buffers
 PRODUCT_FLOPS = 6.6e6  # of a multiprocessor, a microsecond, 16-bit operands
 MEMORY_BYTES = 4.0e6  # a microsecond
 LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
@@ -77,6 +78,27 @@ def slices_of_sum(rows, N, itemsize):
     least = max(rows / MAX_SLICES, SLICE_BYTES / max(N * itemsize, 1))
     height *= math.ceil(least / height) or 1
     return [(first, min(first + height, rows)) for first in range(0, rows, height)] or [(0, 0)]
+
+
+def columns_of_sum(rows, N, itemsize, world):
+    """([(first, last)] of the blocks of columns in which products [rows, N] are multiplied and pushed, whether the first one is
+    multiplied for all ranks at once). Blocks are of whole waves of tiles on all multiprocessors but SPARE, where that is
+    possible, and large enough to be worth handing over. At least one, empty when there are no columns."""
+    multiprocessors = max(MULTIPROCESSORS - SPARE, 1)
+    height = max(math.ceil(rows / TILE_M), 1)
+
+    def waves(tiles):
+        return math.ceil(tiles / multiprocessors)
+
+    wide = 1
+    while wide * height < FULL * waves(wide * height) * multiprocessors:
+        wide += 1
+    least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
+    width = wide * TILE_N * (math.ceil(least / (wide * TILE_N)) or 1)
+    blocks = [(first, min(first + width, N)) for first in range(0, N, width)] or [(0, 0)]
+    tiles = height * math.ceil((N % width) / TILE_N)
+    merged = len(blocks) > 1 and tiles > 0 and waves(world * tiles) < world * waves(tiles)
+    return (blocks[-1:] + blocks[:-1] if merged else blocks), merged
 
 
 def groups_of(slices, last_apart=False):

@@ -63,9 +63,9 @@ class Handoffs:
                 ... reads ...
                 release(writer)          all parts may be written again
 
-    idle=True: the device has nothing else to do until the wait is over. On nvidia a program then polls, and sees the word
-    within a microsecond or two; else no multiprocessor is needed, but a wait that began in vain can last 90 us longer than
-    it must.
+    idle=True: a multiprocessor is free for it: the device has nothing else to do, or what it does leaves some. On nvidia a
+    program then polls, and sees the word within a microsecond or two, or sets it, within three; else no multiprocessor is
+    needed, but a word is set after ten, and a wait that began in vain can last 90 longer than it must.
 
     Each word is 0 or 1, set by one side and taken back by the other, so nothing counts calls, and a captured CUDA graph
     replays right. Every part must be published and received once between claim and release.
@@ -77,13 +77,15 @@ class Handoffs:
         parts: of a buffer, 1 or more, equal on all ranks of the team.
         team: team id. Collective over all ranks of the heap.
         signals: num_ranks * (parts + 1) zeroed signals, or more, which stay the caller's; None: made here, see `free`.
+        empty: buffers may be claimed at first. False: the reader releases before each turn instead of after it.
     """
 
-    def __init__(self, parts, team=codes.TEAM_WORLD, signals=None):
+    def __init__(self, parts, team=codes.TEAM_WORLD, signals=None, empty=True):
         heap = world.current("Handoffs()").heap
         ranks, me = teams.team_n_pes(team), teams.team_my_pe(team)
         self.signals = memory.create_signals(ranks * (parts + 1)) if signals is None else signals
-        self.signals[ranks * parts : ranks * (parts + 1), 0] = 1  # `free` of each reader, behind `full` of each writer and part
+        # `free` of each reader, behind `full` of each writer and part
+        self.signals[ranks * parts : ranks * (parts + 1), 0] = int(empty)
         teams.barrier_all()
         width = self.signals.stride(0) * self.signals.itemsize
         start = [memory.peer_tensor(self.signals, peer, team).data_ptr() for peer in range(ranks)]
@@ -103,17 +105,17 @@ class Handoffs:
             text = f"for part {' and '.join(map(str, some))} of rank {writer}, at rank {me}"
             return takers[idle](lambda: text, *(full(me, writer, part) for part in some))
 
-        peers = range(ranks)
         self._claim = functools.cache(claimer)
-        self._publish = [[heap.word_setter(full(reader, me, part)) for part in range(parts)] for reader in peers]
+        setters = {False: heap.word_setter, True: heap.word_teller}
+        self._publish = functools.cache(lambda reader, part, idle: setters[idle](full(reader, me, part)))
         self._receive = functools.cache(receiver)
-        self._release = [heap.word_setter(free(writer, me)) for writer in peers]
+        self._release = [heap.word_setter(free(writer, me)) for writer in range(ranks)]
 
     def claim(self, reader, idle=False):
         self._claim(reader, idle)()
 
-    def publish(self, reader, part):
-        self._publish[reader][part]()
+    def publish(self, reader, part, idle=False):
+        self._publish(reader, part, idle)()
 
     def receive(self, writer, *parts, idle=False):
         self._receive(writer, idle, *parts)()

@@ -112,8 +112,9 @@ class World:
         return [one[2] for one in said]
 
     def close(self):
-        for team in self.teams.values():
-            team.revoke_context()
+        if not self.heap.stuck:  # what its device is given now might not return
+            for team in self.teams.values():
+                team.revoke_context()
         self.heap.close()
 
 

@@ -53,9 +53,9 @@ def table(entry, candidates):
 
 
 def read_file(path, afresh=False):
-    """The entries of a file; none, with a warning, when it is no file of entries. What was read before is kept in memory as long
-    as the file looks unchanged. afresh: read it anyway, for who writes it again: on kernels before 6.13 a file that is replaced
-    twice within a few milliseconds looks so."""
+    """The entries of a file; none, with a warning, when it is no file of entries. What was read before is kept in memory as
+    long as the file looks unchanged. afresh: read it anyway, for who writes it again: on kernels before 6.13 a file that is
+    replaced twice within a few milliseconds looks so."""
     try:
         found = os.stat(path)
     except OSError:

@@ -209,7 +209,7 @@ PROGRAMS = {
     "gemm_reduce_scatter": functools.partial(products, "gemm_reduce_scatter", "kernel"),
     "gemm_reduce_scatter tma": functools.partial(products, "gemm_reduce_scatter", "tma"),
     "gemm_reduce_scatter streams": functools.partial(products, "gemm_reduce_scatter", "streams"),
-    "gemm_reduce_scatter added": functools.partial(products, "gemm_reduce_scatter", "added"),
+    "gemm_reduce_scatter columns": functools.partial(products, "gemm_reduce_scatter", "columns"),
     "gemm_reduce_scatter sequence": functools.partial(products, "gemm_reduce_scatter", "sequence"),
     "gemm_allreduce one_shot": functools.partial(products, "gemm_allreduce", "one_shot"),
     "gemm_allreduce two_shot": functools.partial(products, "gemm_allreduce", "two_shot"),

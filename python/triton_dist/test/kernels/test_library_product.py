@@ -1,4 +1,4 @@
-"""add_product against torch in float64: on cpu by torch, on nvidia by cuBLASLt where it takes the operands."""
+"""product against torch in float64: on cpu by torch, on nvidia by cuBLASLt where it takes the operands."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import triton_dist
 
 import torch
 
-from triton_dist.kernels.library_product import add_product
+from triton_dist.kernels.library_product import product
 
 ON_GPU = triton_dist.backend == "nvidia"
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -30,18 +30,21 @@ def matrix(rows, columns, dtype, way, *seed):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_onto_a_matrix_is_rounded_once(shape, dtype):
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_product_onto_a_matrix_is_rounded_once(shape, dtype, spare):
     M, N, K = shape
     for a_way in WAYS:
         for b_way in WAYS:
             for c_way, out_way in (("rows", "rows"), ("apart", "rows"), ("rows", "apart")):
                 a, b, c = matrix(M, K, dtype, a_way, 1), matrix(K, N, dtype, b_way, 2), matrix(M, N, dtype, c_way, 3)
                 out = matrix(M, N, dtype, out_way, 4).fill_(float("nan"))
-                add_product(c, a, b, out)
-                exact = c.double() + a.double() @ b.double()
-                terms = c.abs().double() + a.abs().double() @ b.abs().double()
-                bound = torch.finfo(dtype).eps * exact.abs() + (K + 1) * 2.0**-22 * terms
-                assert ((out.double() - exact).abs() <= bound).all(), (a_way, b_way, c_way, out_way)
+                for given in (c, None):
+                    product(a, b, out.fill_(float("nan")), given, spare)
+                    c_or_0 = torch.zeros_like(c) if given is None else c
+                    exact = c_or_0.double() + a.double() @ b.double()
+                    terms = c_or_0.abs().double() + a.abs().double() @ b.abs().double()
+                    bound = torch.finfo(dtype).eps * exact.abs() + (K + 1) * 2.0**-22 * terms
+                    assert ((out.double() - exact).abs() <= bound).all(), (a_way, b_way, c_way, out_way)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
@@ -52,5 +55,7 @@ def test_the_library_takes_aligned_operands_and_leaves_the_matrix_alone():
         a, b, c = (matrix(*shape, torch.bfloat16, way) for shape in ((256, 64), (64, 136), (256, 136)))
         c = c.contiguous()
         before, out = c.clone(), torch.full_like(c, float("nan"))
-        assert nvidia_blas.add_product(c, a, b, out)
-        assert torch.equal(c, before) and torch.allclose(out.float(), c.float() + a.float() @ b.float(), rtol=1e-2, atol=1e-2)
+        for multiprocessors in (0, 100):
+            assert nvidia_blas.product(a, b, out.fill_(float("nan")), c, multiprocessors)
+            assert torch.equal(c, before)
+            assert torch.allclose(out.float(), c.float() + a.float() @ b.float(), rtol=1e-2, atol=1e-2)

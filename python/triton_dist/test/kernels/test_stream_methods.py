@@ -21,7 +21,7 @@ import torch
 
 pytestmark = pytest.mark.dist
 
-METHODS = ["streams", "added", "sequence"]  # added: gemm_reduce_scatter alone has it
+METHODS = ["streams", "columns", "sequence"]  # columns: gemm_reduce_scatter alone has it
 SHAPES = [(64, 32, 32), (100, 77, 51), (1, 1, 1), (301, 200, 40), (0, 5, 7), (5, 0, 7), (5, 7, 0)]
 
 
@@ -63,7 +63,7 @@ def gather_case(M, N, K, dtype, method, calls=2, wide=False, late=None):
 def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transposed=False):
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
     contexts = [create_gemm_reduce_scatter_context(M, N, dtype, method=method)]
-    if method != "added":
+    if method != "columns":
         contexts.append(create_gemm_allreduce_context(M, N, dtype, method=method))
     first = rank * -(-M // world)
     for call in range(calls):
@@ -78,7 +78,7 @@ def scatter_case(M, N, K, dtype, method, calls=2, wide=False, late=None, transpo
         out = poisoned(contexts[0].rows, N, dtype, wide)
         assert gemm_reduce_scatter(*mine, contexts[0], out) is out
         check(out, [product[first : first + contexts[0].rows] for product in products], K, dtype)
-        if method == "added":
+        if method == "columns":
             continue
         out = poisoned(M, N, dtype, wide)
         assert gemm_allreduce(*mine, contexts[1], out) is out
@@ -91,14 +91,14 @@ def small_parts():
     """Small buffers are cut into parts, too."""
     stream_costs.PART_BYTES = stream_costs.SLICE_BYTES = 256
     stream_costs.TILE_M = stream_costs.TILE_N = 8
-    stream_costs.MULTIPROCESSORS = 4
+    stream_costs.MULTIPROCESSORS = 4 + stream_costs.SPARE
 
 
 def all_shapes(method):
     small_parts()
     for M, N, K in SHAPES:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            if method != "added":
+            if method != "columns":
                 gather_case(M, N, K, dtype, method, wide=N == 77)
             scatter_case(M, N, K, dtype, method, wide=N == 77)
 
@@ -163,11 +163,28 @@ def test_slices_cover_a_ranks_rows_and_are_whole_waves():
             assert len(groups) >= min(len(slices), 2)
 
 
+def test_blocks_of_columns_are_whole_waves_and_what_is_left_goes_first():
+    costs = stream_costs
+    free = costs.MULTIPROCESSORS - costs.SPARE
+    assert costs.columns_of_sum(4096, 4096, 2, 2) == ([(first, first + 1024) for first in range(0, 4096, 1024)], False)
+    assert costs.columns_of_sum(4096, 3584, 2, 2) == ([(3072, 3584), (0, 1024), (1024, 2048), (2048, 3072)], True)
+    for rows, N in ((4096, 4096), (4096, 3584), (8192, 8192), (512, 4096), (20000, 1000), (1, 1), (0, 5), (5, 0), (100, 10**6)):
+        for world in (2, 3, 8):
+            blocks, merged = costs.columns_of_sum(rows, N, 2, world)
+            in_order = sorted(blocks)
+            assert in_order[0][0] == 0 and in_order[-1][1] == N and len(blocks) <= costs.MAX_SLICES
+            assert all(end == start for (_, end), (start, _) in zip(in_order, in_order[1:]))
+            assert in_order == (blocks[1:] + blocks[:1] if merged else blocks)
+            for first, last in in_order[:-1]:
+                tiles = -(-rows // costs.TILE_M) * (last - first) // costs.TILE_N
+                assert tiles >= costs.FULL * -(-tiles // free) * free or rows == 0
+
+
 def delayed(calls):
     small_parts()
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
-    for method in ("streams", "added"):
+    for method in ("streams", "columns"):
         scatter_case(40, 16, 16, torch.bfloat16, method, calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
 

@@ -276,7 +276,7 @@ class Control:
 @pytest.fixture
 def heap(monkeypatch):
     made = nvidia.Heap.__new__(nvidia.Heap)
-    made.rank, made.device, made.waits, made._stuck, made._limit = 0, "cuda", None, False, None
+    made.rank, made.device, made.waits, made.stuck, made._limit = 0, "cuda", None, False, None
     made._tensors, made._side, made.control = [torch.zeros(64, dtype=torch.uint8)], None, Control()
     made._signals_seen = torch.zeros(64, dtype=torch.uint8)
     monkeypatch.setattr(nvidia_waits, "signals_now", lambda tensor, stream, buffer: ["2 signals (heap+0x40): 0 3"])
