@@ -66,6 +66,7 @@ class GemmReduceScatterColumns:
             torch.mm(a, b, out=out)
             return
         self.waits.follow()
+        self.push.follow()
         with self.waits:
             for writer in self.others:
                 self.handoffs.release(writer)
@@ -89,11 +90,10 @@ class GemmReduceScatterColumns:
                     part = self.block(self.partial[owner], index, owner)
                     product(a[begin:end], columns, part, spare=True)
                 sent.append((index, owner, part, self.push.mark()))
-        self.push.follow(sent[0][3])
         with self.push:
+            for owner in self.others:
+                self.handoffs.claim(owner, idle=True)
             for index, owner, part, mark in sent:
-                if index == 0:
-                    self.handoffs.claim(owner, idle=True)
                 self.push.follow(mark)
                 self.block(self.there[owner], index, owner).copy_(part, non_blocking=True)
                 self.publishes.follow()
