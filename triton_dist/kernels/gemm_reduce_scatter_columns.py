@@ -2,7 +2,9 @@
 
 The columns of the result are cut into blocks. The library multiplies the rows that peers own, block by block, then the own
 ones. A copy engine pushes each block into its owner's buffer as soon as it is there, while the next one is multiplied. An own
-block is added, as it is stored, to what the peers have pushed of it, which came while the others were multiplied.
+block is added, as it is stored, to what the peers have pushed of it, which came while the others were multiplied. Where two
+halves of a block's rows take as many waves of tiles as the whole, peers get these in turn: earlier than the whole, and the own
+block is one product instead of two.
 
 Products use all multiprocessors but a few (stream_costs.SPARE), and blocks are such that this costs no wave of tiles. In the
 free ones a program says within 3 us that a block has been pushed, and another sees it; a stream's own write or wait for a
@@ -43,7 +45,10 @@ class GemmReduceScatterColumns:
         self.shard = -(-M // self.num_ranks)
         self.blocks, self.merged = columns_of_sum(self.shard, N, dtype.itemsize, self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard * N), dtype)
-        self.handoffs = handoffs(owner, len(self.blocks), empty=False)
+        numbers = iter(range(sum(len(cuts) - 1 for _, _, cuts in self.blocks)))
+        # of each block: (number for the handoffs, first row, last row) of what is pushed at a time
+        self.pieces = [[(next(numbers), *rows) for rows in zip(cuts, cuts[1:])] for _, _, cuts in self.blocks]
+        self.handoffs = handoffs(owner, 1 + self.pieces[-1][-1][0], empty=False)
         self.push, self.publishes, self.waits = (shmem.Stream(urgent=True) for _ in range(3))
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
@@ -51,14 +56,15 @@ class GemmReduceScatterColumns:
         self.of_all = torch.empty(M, columns, dtype=dtype, device=owner.device)  # the merged block's product
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
 
-    def rows(self, owner):
-        """(first, last) of the rows that belong to a rank."""
-        return min(owner * self.shard, self.M), min((owner + 1) * self.shard, self.M)
+    def rows(self, owner, piece=None):
+        """(first, last) of the rows that belong to a rank, or of a piece of them."""
+        _, first, last = piece or (0, 0, self.shard)
+        return tuple(min(owner * self.shard + row, self.M) for row in (first, last))
 
-    def block(self, buffer, index, owner):
-        """A block's rows of `owner` in a buffer of this or another rank."""
-        (first, last), (begin, end) = self.blocks[index], self.rows(owner)
-        start = self.shard * first
+    def block(self, buffer, index, owner, piece=None):
+        """A block's rows of `owner`, or a piece of them, in a buffer of this or another rank."""
+        (first, last, _), (begin, end) = self.blocks[index], self.rows(owner, piece)
+        start = self.shard * first + (begin - self.rows(owner)[0]) * (last - first)
         return buffer[start : start + (end - begin) * (last - first)].view(end - begin, last - first)
 
     def __call__(self, a, b, out):
@@ -78,42 +84,43 @@ class GemmReduceScatterColumns:
     def send(self, a, b):
         """Gives the current stream the products of the rows that peers own, and other streams their pushes."""
         sent = []
-        for index, (first, last) in enumerate(self.blocks):
-            columns = b[:, first:last]
-            if self.merged and index == 0:
+        for index, (first, last, _) in enumerate(self.blocks):
+            columns, of_all = b[:, first:last], self.merged and index == 0
+            if of_all:
                 product(a, columns, self.of_all, spare=True)
-            for owner in self.others:
-                begin, end = self.rows(owner)
-                if self.merged and index == 0:
-                    part = self.of_all[begin:end]
-                else:
-                    part = self.block(self.partial[owner], index, owner)
-                    product(a[begin:end], columns, part, spare=True)
-                sent.append((index, owner, part, self.push.mark()))
+            for piece in self.pieces[index]:
+                for owner in self.others:
+                    begin, end = self.rows(owner, piece)
+                    if of_all:
+                        part = self.of_all[begin:end]
+                    else:
+                        part = self.block(self.partial[owner], index, owner, piece)
+                        product(a[begin:end], columns, part, spare=True)
+                    sent.append((index, piece, owner, part, self.push.mark()))
         with self.push:
             for owner in self.others:
                 self.handoffs.claim(owner, idle=True)
-            for index, owner, part, mark in sent:
+            for index, piece, owner, part, mark in sent:
                 self.push.follow(mark)
-                self.block(self.there[owner], index, owner).copy_(part, non_blocking=True)
+                self.block(self.there[owner], index, owner, piece).copy_(part, non_blocking=True)
                 self.publishes.follow()
                 with self.publishes:
-                    self.handoffs.publish(owner, index, idle=True)
+                    self.handoffs.publish(owner, piece[0], idle=True)
 
     def add_own(self, a, b, out):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""
         begin, end = self.rows(self.rank)
-        for index, (first, last) in enumerate(self.blocks):
+        for index, (first, last, _) in enumerate(self.blocks):
             with self.waits:
                 for writer in self.others:
-                    self.handoffs.receive(writer, index, idle=True)
+                    self.handoffs.receive(writer, *(number for number, _, _ in self.pieces[index]), idle=True)
             if self.merged and index == 0:
                 continue
             self.waits.join()
             product(a[begin:end], b[:, first:last], out[:, first:last], self.sum_of_others(index), spare=True)
         if self.merged:
             self.waits.join()
-            first, last = self.blocks[0]
+            first, last, _ = self.blocks[0]
             torch.add(self.of_all[begin:end], self.sum_of_others(0), out=out[:, first:last])
 
     def sum_of_others(self, index):

@@ -81,9 +81,13 @@ def slices_of_sum(rows, N, itemsize):
 
 
 def columns_of_sum(rows, N, itemsize, world):
-    """([(first, last)] of the blocks of columns in which products [rows, N] are multiplied and pushed, whether the first one is
-    multiplied for all ranks at once). Blocks are of whole waves of tiles on all multiprocessors but SPARE, where that is
-    possible, and large enough to be worth handing over. At least one, empty when there are no columns."""
+    """(blocks, merged): blocks [(first, last, cuts)] of the columns of products [rows, N], and whether the first one is
+    multiplied for all ranks at once. `cuts` are the bounds of the rows of which a block is multiplied, and pushed, at a time
+    for a peer: all, or two halves of a block twice as wide.
+
+    What is multiplied at a time is of whole waves of tiles on all multiprocessors but SPARE, where that is possible, and large
+    enough to be worth handing over. At least one block, empty when there are no columns.
+    """
     multiprocessors = max(MULTIPROCESSORS - SPARE, 1)
     height = max(math.ceil(rows / TILE_M), 1)
 
@@ -94,11 +98,18 @@ def columns_of_sum(rows, N, itemsize, world):
     while wide * height < FULL * waves(wide * height) * multiprocessors:
         wide += 1
     least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
-    width = wide * TILE_N * (math.ceil(least / (wide * TILE_N)) or 1)
-    blocks = [(first, min(first + width, N)) for first in range(0, N, width)] or [(0, 0)]
-    tiles = height * math.ceil((N % width) / TILE_N)
+    wide *= math.ceil(least / (wide * TILE_N)) or 1
+    bounds = [*range(0, N, wide * TILE_N), N] if N else [0, 0]
+    blocks = [(first, last, (0, rows)) for first, last in zip(bounds, bounds[1:])]
+    tiles = height * math.ceil((N % (wide * TILE_N)) / TILE_N)
     merged = len(blocks) > 1 and tiles > 0 and waves(world * tiles) < world * waves(tiles)
-    return (blocks[-1:] + blocks[:-1] if merged else blocks), merged
+    rest = [blocks.pop()] if merged else []
+    upper = height // 2
+    if waves(2 * wide * upper) + waves(2 * wide * (height - upper)) == waves(2 * wide * height):
+        alone = len(blocks) % 2
+        pairs = zip(blocks[alone::2], blocks[alone + 1 :: 2])
+        blocks = blocks[:alone] + [(one[0], two[1], (0, upper * TILE_M, rows)) for one, two in pairs]
+    return rest + blocks, merged
 
 
 def groups_of(slices, last_apart=False):

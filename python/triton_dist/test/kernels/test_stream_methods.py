@@ -166,18 +166,24 @@ def test_slices_cover_a_ranks_rows_and_are_whole_waves():
 def test_blocks_of_columns_are_whole_waves_and_what_is_left_goes_first():
     costs = stream_costs
     free = costs.MULTIPROCESSORS - costs.SPARE
-    assert costs.columns_of_sum(4096, 4096, 2, 2) == ([(first, first + 1024) for first in range(0, 4096, 1024)], False)
-    assert costs.columns_of_sum(4096, 3584, 2, 2) == ([(3072, 3584), (0, 1024), (1024, 2048), (2048, 3072)], True)
+    all_rows, halves = (0, 4096), (0, 2048, 4096)
+    assert costs.columns_of_sum(4096, 4096, 2, 2) == ([(0, 2048, halves), (2048, 4096, halves)], False)
+    in_order = [(0, 1024, all_rows), (1024, 3072, halves), (3072, 3584, all_rows)]
+    assert costs.columns_of_sum(4096, 3584, 2, 2) == (in_order[-1:] + in_order[:-1], True)
+    assert costs.columns_of_sum(17 * 256, 8192, 2, 2)[0][0][2] == (0, 17 * 256)  # halves would take more waves
     for rows, N in ((4096, 4096), (4096, 3584), (8192, 8192), (512, 4096), (20000, 1000), (1, 1), (0, 5), (5, 0), (100, 10**6)):
         for world in (2, 3, 8):
             blocks, merged = costs.columns_of_sum(rows, N, 2, world)
             in_order = sorted(blocks)
             assert in_order[0][0] == 0 and in_order[-1][1] == N and len(blocks) <= costs.MAX_SLICES
-            assert all(end == start for (_, end), (start, _) in zip(in_order, in_order[1:]))
+            assert all(one[1] == two[0] for one, two in zip(in_order, in_order[1:]))
             assert in_order == (blocks[1:] + blocks[:1] if merged else blocks)
-            for first, last in in_order[:-1]:
-                tiles = -(-rows // costs.TILE_M) * (last - first) // costs.TILE_N
-                assert tiles >= costs.FULL * -(-tiles // free) * free or rows == 0
+            for _, _, cuts in in_order:
+                assert cuts[0] == 0 and cuts[-1] == rows and list(cuts) == sorted(cuts)
+            for first, last, cuts in in_order[:-1]:
+                for begin, end in zip(cuts, cuts[1:]):
+                    tiles = -(-(end - begin) // costs.TILE_M) * (last - first) // costs.TILE_N
+                    assert tiles >= costs.FULL * -(-tiles // free) * free or rows == 0
 
 
 def delayed(calls):
