@@ -112,7 +112,7 @@ def concurrent(operators):
 
     Programs of an operator wait for those of its peers. Two operators that each fill the device therefore hang when one rank
     begins with the one and another rank with the other, and nothing orders the streams of different ranks. Where calls follow
-    one another on one stream, or by events, this is not needed, nor for the methods `streams` and `sequence`.
+    one another on one stream, or by events, this is not needed, nor for the methods `streams`, `columns` and `sequence`.
 
     Args:
         operators: how many, 1 or more; equal on all ranks. Nested, the innermost holds.

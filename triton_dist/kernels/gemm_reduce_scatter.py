@@ -21,8 +21,8 @@ is no barrier between calls. The number of calls so far lies in device memory, o
 graph replays right.
 
 That is the method `kernel`. There are four more, whose partial sums travel in the operands' dtype, as torch.distributed's
-do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams` and `columns`, products by torch and copies by copy
-engines (gemm_reduce_scatter_streams.py, gemm_reduce_scatter_columns.py); and `sequence`, torch's product and then a
+do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams` and `columns`, products by libraries and copies by
+copy engines (gemm_reduce_scatter_streams.py, gemm_reduce_scatter_columns.py); and `sequence`, torch's product and then a
 reduce_scatter, for results of few bytes.
 
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what

@@ -4,7 +4,7 @@ The columns of the result are cut into blocks. The library multiplies the rows t
 ones. A copy engine pushes each block into its owner's buffer as soon as it is there, while the next one is multiplied. An own
 block is added, as it is stored, to what the peers have pushed of it, which came while the others were multiplied. Where two
 halves of a block's rows take as many waves of tiles as the whole, peers get these in turn: earlier than the whole, and the own
-block is one product instead of two.
+block is one product instead of two. But not of the only block: its own product would wait for the last push.
 
 Products use all multiprocessors but a few (stream_costs.SPARE), and blocks are such that this costs no wave of tiles. In the
 free ones a program says within 3 us that a block has been pushed, and another sees it; a stream's own write or wait for a

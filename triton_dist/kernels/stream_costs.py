@@ -83,7 +83,7 @@ def slices_of_sum(rows, N, itemsize):
 def columns_of_sum(rows, N, itemsize, world):
     """(blocks, merged): blocks [(first, last, cuts)] of the columns of products [rows, N], and whether the first one is
     multiplied for all ranks at once. `cuts` are the bounds of the rows of which a block is multiplied, and pushed, at a time
-    for a peer: all, or two halves of a block twice as wide.
+    for a peer: all, or two halves of a block twice as wide, where it is not the only one: its own product waits for both.
 
     What is multiplied at a time is of whole waves of tiles on all multiprocessors but SPARE, where that is possible, and large
     enough to be worth handing over. At least one block, empty when there are no columns.
@@ -97,6 +97,7 @@ def columns_of_sum(rows, N, itemsize, world):
     wide = 1
     while wide * height < FULL * waves(wide * height) * multiprocessors:
         wide += 1
+    wide = waves(wide * height) * multiprocessors // height  # the widest that takes no wave more
     least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
     wide *= math.ceil(least / (wide * TILE_N)) or 1
     bounds = [*range(0, N, wide * TILE_N), N] if N else [0, 0]
@@ -105,11 +106,13 @@ def columns_of_sum(rows, N, itemsize, world):
     merged = len(blocks) > 1 and tiles > 0 and waves(world * tiles) < world * waves(tiles)
     rest = [blocks.pop()] if merged else []
     upper = height // 2
-    if waves(2 * wide * upper) + waves(2 * wide * (height - upper)) == waves(2 * wide * height):
-        alone = len(blocks) % 2
-        pairs = zip(blocks[alone::2], blocks[alone + 1 :: 2])
-        blocks = blocks[:alone] + [(one[0], two[1], (0, upper * TILE_M, rows)) for one, two in pairs]
-    return rest + blocks, merged
+    joined = blocks[: len(blocks) % 2]
+    for one, two in zip(blocks[len(joined) :: 2], blocks[len(joined) + 1 :: 2]):
+        tiles = math.ceil((two[1] - one[0]) / TILE_N)
+        no_wave_more = waves(tiles * upper) + waves(tiles * (height - upper)) == waves(tiles * height)
+        halved = upper and no_wave_more and len(blocks) > 2  # else there is nothing to do while the lower half travels
+        joined += [(one[0], two[1], (0, upper * TILE_M, rows))] if halved else [one, two]
+    return rest + joined, merged
 
 
 def groups_of(slices, last_apart=False):

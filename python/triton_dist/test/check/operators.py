@@ -250,7 +250,9 @@ def tutorial(number, world):
 def explore(name, world, schedules, **options):
     """The Report of an operator, or of a tutorial by its number."""
     if name in PROGRAMS:
-        with mock.patch.multiple(module("stream_costs"), PART_BYTES=256, SLICE_BYTES=256):  # several parts of small operands
+        costs = module("stream_costs")  # several parts of small operands, and all kinds of blocks of columns
+        small = dict(PART_BYTES=256, SLICE_BYTES=256, TILE_M=6, TILE_N=3, MULTIPROCESSORS=4 + costs.SPARE)
+        with mock.patch.multiple(costs, **small):
             return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
     return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)
 

@@ -100,7 +100,7 @@ def all_shapes(method):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             if method != "columns":
                 gather_case(M, N, K, dtype, method, wide=N == 77)
-            scatter_case(M, N, K, dtype, method, wide=N == 77)
+            scatter_case(M, N, K, dtype, method, wide=N == 77, transposed=N == 200)
 
 
 def tma_shapes():
@@ -171,6 +171,9 @@ def test_blocks_of_columns_are_whole_waves_and_what_is_left_goes_first():
     in_order = [(0, 1024, all_rows), (1024, 3072, halves), (3072, 3584, all_rows)]
     assert costs.columns_of_sum(4096, 3584, 2, 2) == (in_order[-1:] + in_order[:-1], True)
     assert costs.columns_of_sum(17 * 256, 8192, 2, 2)[0][0][2] == (0, 17 * 256)  # halves would take more waves
+    two = [(0, 2048, (0, 2048)), (2048, 4096, (0, 2048))]  # 15 tiles of columns fill a wave, too, and leave a rest
+    assert costs.columns_of_sum(2048, 4096, 2, 2) == (two, False)
+    assert costs.columns_of_sum(256, 1 << 16, 2, 2)[0][0] == (0, 1 << 14, (0, 256))  # one tile high: no halves
     for rows, N in ((4096, 4096), (4096, 3584), (8192, 8192), (512, 4096), (20000, 1000), (1, 1), (0, 5), (5, 0), (100, 10**6)):
         for world in (2, 3, 8):
             blocks, merged = costs.columns_of_sum(rows, N, 2, world)
@@ -179,7 +182,7 @@ def test_blocks_of_columns_are_whole_waves_and_what_is_left_goes_first():
             assert all(one[1] == two[0] for one, two in zip(in_order, in_order[1:]))
             assert in_order == (blocks[1:] + blocks[:1] if merged else blocks)
             for _, _, cuts in in_order:
-                assert cuts[0] == 0 and cuts[-1] == rows and list(cuts) == sorted(cuts)
+                assert cuts[0] == 0 and cuts[-1] == rows and list(cuts) == sorted({*cuts, rows} if rows else cuts)
             for first, last, cuts in in_order[:-1]:
                 for begin, end in zip(cuts, cuts[1:]):
                     tiles = -(-(end - begin) // costs.TILE_M) * (last - first) // costs.TILE_N
@@ -190,8 +193,8 @@ def delayed(calls):
     small_parts()
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
-    for method in ("streams", "columns"):
-        scatter_case(40, 16, 16, torch.bfloat16, method, calls, late=late)
+    scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
+    scatter_case(40, 120, 16, torch.bfloat16, "columns", calls, late=late)  # the rest first, a block alone, one in halves
     scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
 
 

@@ -1,0 +1,218 @@
+"""What gemm_reduce_scatter by copies and products gives to streams, of all ranks and several calls: is all of it in order?
+
+The cpu platform does work when it is given, so a missing `follow` or `join` shows nowhere in results. Here streams only write
+down what they are given: who reads and writes which elements, and what follows what."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+import triton_dist  # before triton
+from triton_dist import shmem
+from triton_dist.kernels import gemm_reduce_scatter_columns, gemm_reduce_scatter_streams, stream_costs
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+pytestmark = pytest.mark.skipif(triton_dist.backend != "cpu", reason="products are written down, which only torch's can be")
+
+KINDS = {
+    "columns": gemm_reduce_scatter_columns.GemmReduceScatterColumns,
+    "streams": gemm_reduce_scatter_streams.GemmReduceScatterStreams,
+}
+CALLS = 3
+
+
+def elements(tensor):
+    """(memory, bits of the elements of a tensor)."""
+    where = torch.full((1,), tensor.storage_offset())
+    for n, step in zip(tensor.shape, tensor.stride()):
+        where = (where[:, None] + torch.arange(n) * step).flatten()
+    return tensor.untyped_storage().data_ptr(), sum(1 << place for place in where.tolist())
+
+
+class Log(TorchFunctionMode):
+    """The work given so far; `rank` is the one that gives now, `current` its stream."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.given, self.set, self.taken, self.rank = [], {}, [], None
+        self.current = [self.stream() for _ in range(world)]
+
+    def stream(self, urgent=False):
+        return Stream(self)
+
+    def give(self, name, reads=(), writes=()):
+        stream = self.current[self.rank]
+        after = {one.number for one in stream.last()}
+        reads, writes = (list(map(elements, tensors)) for tensors in (reads, writes))
+        work = SimpleNamespace(number=len(self.given), rank=self.rank, name=name, after=after, reads=reads, writes=writes)
+        self.given.append(work)
+        stream.work, stream.waits = [work], []
+        return work.number
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        if name in ("mm", "addmm", "add") and "out" in kwargs:
+            self.give(name, args, [kwargs["out"]])
+        if name == "copy_":
+            self.give(name, args[1:2], args[:1])
+        return function(*args, **kwargs)
+
+
+class Stream:
+    def __init__(self, log):
+        self.log, self.work, self.waits, self.outer = log, [], [], None
+
+    def last(self):
+        return [*self.work, *self.waits]
+
+    def mark(self):
+        return self.log.current[self.log.rank].last()
+
+    def follow(self, mark=None):
+        self.waits += self.mark() if mark is None else mark
+
+    def join(self):
+        self.log.current[self.log.rank].waits += self.last()
+
+    def __enter__(self):
+        self.outer, self.log.current[self.log.rank] = self.log.current[self.log.rank], self
+
+    def __exit__(self, *exc):
+        self.log.current[self.log.rank] = self.outer
+
+
+class Handoffs:
+    def __init__(self, log, empty):
+        self.log, self.me = log, log.rank
+        for writer in {*range(len(log.current))} - {self.me} if empty else ():
+            log.set["free", writer, self.me] = [None]
+
+    def sets(self, name, *word):
+        self.log.set.setdefault(word, []).append(self.log.give(name))
+
+    def takes(self, name, *words):
+        number = self.log.give(name)
+        self.log.taken += [(number, word) for word in words]
+
+    def claim(self, reader, idle=False):
+        self.takes("claim", ("free", self.me, reader))
+
+    def publish(self, reader, part, idle=False):
+        self.sets("publish", "full", reader, self.me, part)
+
+    def receive(self, writer, *parts, idle=False):
+        self.takes("receive", *(("full", self.me, writer, part) for part in parts))
+
+    def release(self, writer):
+        self.sets("release", "free", writer, self.me)
+
+
+def before(after):
+    """Of each work the bits of all that is before it; `after`: the numbers of those that it follows at once."""
+    found, left = {}, set(range(len(after)))
+    while left:
+        ready = [number for number in left if after[number] <= found.keys()]
+        assert ready, f"a circle: {sorted(left)}"
+        for number in ready:
+            found[number] = 0
+            for one in after[number]:
+                found[number] |= found[one] | 1 << one
+        left -= set(ready)
+    return found
+
+
+def checked(kind, world, M, N, monkeypatch):
+    log, K, shard = Log(world), 3, -(-M // world)
+    arrived = [torch.zeros(world, shard * N) for _ in range(world)]
+    monkeypatch.setattr(shmem, "Stream", log.stream)
+    monkeypatch.setattr(shmem, "peer_tensor", lambda tensor, peer, team: arrived[peer].view(tensor.shape))
+    monkeypatch.setattr(shmem, "Handoffs", lambda parts, team, signals, empty: Handoffs(log, empty))
+
+    def add_others(parts, slot, n, ME, WORLD, BLOCK):
+        log.give("sum", [parts[rank].flatten()[:n] for rank in range(WORLD) if rank != ME], [parts[ME].flatten()[:n]])
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return add_others
+
+    for module in (gemm_reduce_scatter_columns, gemm_reduce_scatter_streams):
+        monkeypatch.setattr(module, "sum_others_kernel", Kernel())
+    runs = []
+    for log.rank in range(world):
+        owner = SimpleNamespace(num_ranks=world, rank=log.rank, team=0, device="cpu", signals=lambda n: None)
+        owner.tensor = lambda shape, dtype, rank=log.rank: arrived[rank].view(shape)
+        runs.append(KINDS[kind](owner, M, N, torch.float32))
+    operands = [
+        [torch.zeros(M, K), torch.zeros(K, N), torch.zeros(len(range(M)[r * shard :][:shard]), N)] for r in range(world)
+    ]
+    with log:
+        for _, log.rank in itertools.product(range(CALLS), range(world)):
+            begin = log.give("the caller writes", (), operands[log.rank])
+            runs[log.rank](*operands[log.rank])
+            end = log.give("the caller frees", operands[log.rank][2:], operands[log.rank])
+            within = [{one - begin for one in work.after if one >= begin} for work in log.given[begin:]]
+            order = before(within)
+            assert all(order[i] & 1 for i in range(1, end - begin + 1)), "a graph's stream is not forked"
+            assert order[end - begin] == (1 << (end - begin)) - 1, "a graph's stream is not joined"
+    takers = {word: [] for word in log.set}
+    for number, word in log.taken:
+        takers.setdefault(word, []).append(number)
+    after = [work.after for work in log.given]
+    for word, numbers in takers.items():
+        setters = log.set.get(word, [])
+        first = setters[:1] == [None]  # of words that are set at first one is left
+        assert len(setters) == len(numbers) + first, f"{word} is not set and taken in turn"
+        for setter, taker in zip(setters, numbers):
+            after[taker] |= {setter} - {None}
+    in_one_queue = [set(one) for one in after]
+    for rank in range(world):
+        own = [work.number for work in log.given if work.rank == rank]
+        for one, two in zip(own, own[1:]):
+            in_one_queue[two].add(one)
+    before(in_one_queue)  # even where streams share a queue of the device, nobody waits in a circle
+    order = before(after)
+    for word, setters in log.set.items():  # set again only when it was taken
+        assert all(order[later] >> taker & 1 for taker, later in zip(takers[word], setters[1:])), word
+    for one, two in itertools.combinations(log.given, 2):
+        if not (order[two.number] >> one.number | order[one.number] >> two.number) & 1:
+            pairs = [(one.writes, two.writes + two.reads), (one.reads, two.writes)]
+            for (memory, bits), (other, others) in itertools.chain(*(itertools.product(*pair) for pair in pairs)):
+                assert memory != other or not bits & others, f"ranks {one.rank}, {two.rank}: {one.name} and {two.name}"
+    return runs[0]
+
+
+CASES = [
+    (2, 24, 20),
+    (3, 36, 20),
+    (2, 20, 24),
+    (3, 16, 33),
+    (3, 2, 8),
+    (2, 0, 8),
+    (2, 9, 0),
+    (1, 8, 8),
+    (2, 24, 48),
+    (3, 31, 48),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_is_given_to_streams_is_in_order(kind, monkeypatch):
+    for name, value in dict(TILE_M=6, TILE_N=3, SLICE_BYTES=256, MULTIPROCESSORS=4 + stream_costs.SPARE).items():
+        monkeypatch.setattr(stream_costs, name, value)
+    seen = set()
+    for world, M, N in CASES:
+        run = checked(kind, world, M, N, monkeypatch)
+        if kind == "columns":
+            seen |= {(run.merged, len(cuts) - 1) for _, _, cuts in run.blocks}
+    assert kind != "columns" or seen == set(itertools.product((False, True), (1, 2))), seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["follow", "join", "claim", "receive", "publish", "release"])
+def test_what_is_missing_is_found(kind, name, monkeypatch):
+    monkeypatch.setattr(Stream if hasattr(Stream, name) else Handoffs, name, lambda self, *args, **options: None)
+    with pytest.raises(AssertionError):
+        checked(kind, 2, 16, 16, monkeypatch)
