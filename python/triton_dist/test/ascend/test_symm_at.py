@@ -440,7 +440,7 @@ def peers_and_pointers_that_are_wrong():
         text = str(error_of(lambda: reach[(1,)](x, out, peer, ctx)))  # noqa: B023
         assert f"peer {peer} is out of range" in text and f"{world} ranks" in text, text
     text = str(error_of(lambda: reach[(1,)](torch.zeros(16, dtype=torch.int32), out, 0, ctx)))
-    assert "not in the symmetric heap" in text, text
+    assert f"is not in rank {shmem.my_pe()}'s symmetric heap" in text, text
     theirs = shmem.peer_tensor(x, (shmem.my_pe() + 1) % world)
     text = str(error_of(lambda: reach[(1,)](theirs, out, 0, ctx)))
     assert f"is not in rank {shmem.my_pe()}'s symmetric heap" in text, text
