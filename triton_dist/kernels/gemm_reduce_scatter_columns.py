@@ -24,11 +24,10 @@ streams before the own waits.
 """
 
 import torch
-import triton
 
 from triton_dist import shmem
 
-from .gemm_reduce_scatter_streams import SUM_BLOCK, handoffs, sum_others_kernel
+from .gemm_reduce_scatter_streams import handoffs, sum_of_others
 from .library_product import product
 from .stream_costs import columns_of_sum
 
@@ -45,10 +44,11 @@ class GemmReduceScatterColumns:
         self.shard = -(-M // self.num_ranks)
         self.blocks, self.merged = columns_of_sum(self.shard, N, dtype.itemsize, self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard * N), dtype)
-        numbers = iter(range(sum(len(cuts) - 1 for _, _, cuts in self.blocks)))
+        count = sum(len(cuts) - 1 for _, _, cuts in self.blocks)
+        numbers = iter(range(count))
         # of each block: (number for the handoffs, first row, last row) of what is pushed at a time
         self.pieces = [[(next(numbers), *rows) for rows in zip(cuts, cuts[1:])] for _, _, cuts in self.blocks]
-        self.handoffs = handoffs(owner, 1 + self.pieces[-1][-1][0], empty=False)
+        self.handoffs = handoffs(owner, count, empty=False)
         self.push, self.publishes, self.waits = (shmem.Stream(urgent=True) for _ in range(3))
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
@@ -62,10 +62,11 @@ class GemmReduceScatterColumns:
         return tuple(min(owner * self.shard + row, self.M) for row in (first, last))
 
     def block(self, buffer, index, owner, piece=None):
-        """A block's rows of `owner`, or a piece of them, in a buffer of this or another rank."""
+        """A block's rows of `owner`, or a piece of them, in a buffer of this or another rank, or in several, [n, S * N]."""
         (first, last, _), (begin, end) = self.blocks[index], self.rows(owner, piece)
         start = self.shard * first + (begin - self.rows(owner)[0]) * (last - first)
-        return buffer[start : start + (end - begin) * (last - first)].view(end - begin, last - first)
+        size = end - begin, last - first
+        return buffer[..., start : start + size[0] * size[1]].unflatten(-1, size)
 
     def __call__(self, a, b, out):
         if not self.others:
@@ -79,7 +80,6 @@ class GemmReduceScatterColumns:
         self.send(a, b)
         self.add_own(a, b, out)
         self.publishes.join()
-        self.waits.join()
 
     def send(self, a, b):
         """Gives the current stream the products of the rows that peers own, and other streams their pushes."""
@@ -117,21 +117,11 @@ class GemmReduceScatterColumns:
             if self.merged and index == 0:
                 continue
             self.waits.join()
-            product(a[begin:end], b[:, first:last], out[:, first:last], self.sum_of_others(index), spare=True)
-        if self.merged:
-            self.waits.join()
+            product(a[begin:end], b[:, first:last], out[:, first:last], self.others_of(index), spare=True)
+        if self.merged:  # has come, too: the waits of later blocks stand behind its own
             first, last, _ = self.blocks[0]
-            torch.add(self.of_all[begin:end], self.sum_of_others(0), out=out[:, first:last])
+            torch.add(self.of_all[begin:end], self.others_of(0), out=out[:, first:last])
 
-    def sum_of_others(self, index):
+    def others_of(self, index):
         """What the peers have pushed of a block, added up."""
-        if self.num_ranks == 2:
-            return self.block(self.arrived[self.others[0]], index, self.rank)
-        found = self.block(self.arrived[self.rank], index, self.rank)
-        if found.numel():
-            start = self.shard * self.blocks[index][0]
-            parts, n = self.arrived[:, start:], found.numel()
-            sum_others_kernel[(triton.cdiv(n, SUM_BLOCK),)](
-                parts, parts.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
-            )
-        return found
+        return sum_of_others(self.block(self.arrived, index, self.rank), self.rank)

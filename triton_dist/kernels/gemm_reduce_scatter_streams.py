@@ -42,6 +42,18 @@ def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLO
     tl.store(parts + tl.cast(slot, tl.int64) * ME + lanes, acc.to(parts.dtype.element_ty), mask=inside)
 
 
+def sum_of_others(parts, me):
+    """What the ranks but `me` have pushed, added up, of parts [num_ranks, rows, columns], each contiguous: the other one, or
+    parts[me], which is overwritten."""
+    if len(parts) == 2:
+        return parts[1 - me]
+    n = parts[0].numel()
+    if n:
+        grid = (triton.cdiv(n, SUM_BLOCK),)
+        sum_others_kernel[grid](parts, parts.stride(0), n, ME=me, WORLD=len(parts), BLOCK=SUM_BLOCK)
+    return parts[me]
+
+
 class GemmReduceScatterStreams:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; and as many of its own.
 
@@ -106,7 +118,8 @@ class GemmReduceScatterStreams:
         for group in self.own_groups:
             self.receive(group)
             first, last = self.rows_of(self.rank, group)
-            product(self.rows(a, self.rank, first, last), b, out[first:last], self.sum_of_others(first, last))
+            others = sum_of_others(self.arrived[:, first:last], self.rank)
+            product(self.rows(a, self.rank, first, last), b, out[first:last], others)
             finished(group)
 
     def push_slice(self, index, owner, handoffs, reader, here, there):
@@ -119,18 +132,6 @@ class GemmReduceScatterStreams:
         self.publishes.follow()
         with self.publishes:
             handoffs.publish(reader, index)
-
-    def sum_of_others(self, first, last):
-        """Rows first to last of what the peers have pushed, added up."""
-        if self.num_ranks == 2:
-            return self.arrived[self.others[0], first:last]
-        rows = self.arrived[:, first:last]
-        n = rows[0].numel()
-        if n:
-            sum_others_kernel[(triton.cdiv(n, SUM_BLOCK),)](
-                rows, rows.stride(0), n, ME=self.rank, WORLD=self.num_ranks, BLOCK=SUM_BLOCK
-            )
-        return rows[self.rank]
 
 
 def handoffs(owner, slices, empty=True):
