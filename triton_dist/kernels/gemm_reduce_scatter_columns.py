@@ -2,17 +2,21 @@
 
 The columns of the result are cut into blocks. The library multiplies the rows that peers own, block by block, then the own
 ones. A copy engine pushes each block into its owner's buffer as soon as it is there, while the next one is multiplied. An own
-block is added, as it is stored, to what the peers have pushed of it, which came while the others were multiplied. Where two
-halves of a block's rows take as many waves of tiles as the whole, peers get these in turn: earlier than the whole, and the own
-block is one product instead of two. But not of the only block: its own product would wait for the last push.
+block is added, as it is stored, to what the peers have pushed of it, which came while the others were multiplied.
 
 Products use all multiprocessors but a few (stream_costs.SPARE), and blocks are such that this costs no wave of tiles. In the
 free ones a program says within 3 us that a block has been pushed, and another sees it; a stream's own write or wait for a
 word takes 10 us, and up to 90 while others wait. Waits stand in a stream of their own, so a product follows the last one at
 once when its block has come long before.
 
-The last columns, if a block of them alone would leave most of a wave empty, are multiplied first, for all ranks in one product;
-what the peers push of them is added at the end.
+The last columns, if a block of them alone would leave most of a wave empty, are multiplied for all ranks in one product, after
+the blocks that peers own and before the own ones: while it runs, the last of these arrive. What the peers push of it is added
+in the free multiprocessors, beside the own products. Those few programs begin when the push of the same product has ended,
+hence in the midst of the next one. Beginning with it they would sit where its clusters belong, pairs of multiprocessors, and
+some of its tiles would wait for them: a product of 90 us took 131.
+
+Where there is no such rest, a block that is not the only one is twice as wide if two halves of its rows take as many waves of
+tiles as the whole. Peers get these in turn: earlier than the whole, and the own block is one product instead of two.
 
 Partial sums travel in the operands' dtype, as torch.distributed's reduce_scatter sends them: each peer's is rounded once (with
 more than two ranks their sum once more), they are added in fp32, and the result is rounded. For one rounding in all use the
@@ -23,13 +27,41 @@ the critical path: no peer has anything to push before its first product. Within
 streams before the own waits.
 """
 
+import itertools
+
 import torch
+import triton
+import triton.language as tl
 
 from triton_dist import shmem
 
 from .gemm_reduce_scatter_streams import handoffs, sum_of_others
 from .library_product import product
-from .stream_costs import columns_of_sum
+from .reduce_scatter import widen
+from .stream_costs import SPARE, added_beside, columns_of_sum
+
+ADD = dict(BLOCK_M=64, BLOCK_N=256, num_warps=16)  # 64 KiB on their way in each of few programs
+
+
+@triton.jit
+def add_others_kernel(
+    own, parts, slot, out, M, N, stride_out, ME: tl.constexpr, WORLD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """out [M, N], rows `stride_out` apart, = own plus the slots of the other ranks, in their order, in fp32, rounded once. own,
+    slots: contiguous; `slot` elements lie between two slots."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    while tile < tl.cdiv(M, BLOCK_M) * tiles_n:
+        row = (tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+        column = (tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        inside = (row < M) & (column < N)
+        at = tl.cast(row, tl.int64) * N + column
+        acc = widen(tl.load(own + at, mask=inside))
+        for src in tl.static_range(WORLD):
+            if src != ME:
+                acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + at, mask=inside))
+        tl.store(out + tl.cast(row, tl.int64) * stride_out + column, acc.to(out.dtype.element_ty), mask=inside)
+        tile += tl.num_programs(0)
 
 
 class GemmReduceScatterColumns:
@@ -42,18 +74,20 @@ class GemmReduceScatterColumns:
         """`owner`: the OperatorContext that the memory belongs to."""
         self.M, self.num_ranks, self.rank = M, owner.num_ranks, owner.rank
         self.shard = -(-M // self.num_ranks)
-        self.blocks, self.merged = columns_of_sum(self.shard, N, dtype.itemsize, self.num_ranks)
+        self.blocks = columns_of_sum(self.shard, N, dtype.itemsize, self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard * N), dtype)
-        count = sum(len(cuts) - 1 for _, _, cuts in self.blocks)
-        numbers = iter(range(count))
+        numbers = itertools.count()
         # of each block: (number for the handoffs, first row, last row) of what is pushed at a time
-        self.pieces = [[(next(numbers), *rows) for rows in zip(cuts, cuts[1:])] for _, _, cuts in self.blocks]
-        self.handoffs = handoffs(owner, count, empty=False)
-        self.push, self.publishes, self.waits = (shmem.Stream(urgent=True) for _ in range(3))
+        self.pieces = [
+            [(next(numbers), *rows) for rows in itertools.pairwise(cuts or (0, self.shard))] for _, _, cuts in self.blocks
+        ]
+        self.handoffs = handoffs(owner, next(numbers), empty=False)
+        self.push, self.publishes, self.waits, self.adds = (shmem.Stream(urgent=True) for _ in range(4))
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
-        columns = self.blocks[0][1] - self.blocks[0][0] if self.merged else 0
-        self.of_all = torch.empty(M, columns, dtype=dtype, device=owner.device)  # the merged block's product
+        columns = sum(last - first for first, last, cuts in self.blocks if not cuts)
+        self.beside = added_beside(self.blocks, self.num_ranks)
+        self.of_all = torch.empty(M, columns, dtype=dtype, device=owner.device)  # the product for all ranks
         self.others = [(self.rank + i) % self.num_ranks for i in range(1, self.num_ranks)]
 
     def rows(self, owner, piece=None):
@@ -77,51 +111,69 @@ class GemmReduceScatterColumns:
         with self.waits:
             for writer in self.others:
                 self.handoffs.release(writer)
-        self.send(a, b)
-        self.add_own(a, b, out)
+        self.add_own(a, b, out, self.send(a, b))
         self.publishes.join()
 
     def send(self, a, b):
-        """Gives the current stream the products of the rows that peers own, and other streams their pushes."""
-        sent = []
-        for index, (first, last, _) in enumerate(self.blocks):
-            columns, of_all = b[:, first:last], self.merged and index == 0
-            if of_all:
+        """Gives the current stream the products of the rows that peers own, and other streams their pushes. Returns the mark of
+        the last push of what was multiplied for all ranks at once; None without that."""
+        sent, of_all = [], None
+        for index, (first, last, cuts) in enumerate(self.blocks):
+            columns = b[:, first:last]
+            if not cuts:
                 product(a, columns, self.of_all, spare=True)
+                made = self.push.mark()
             for piece in self.pieces[index]:
                 for owner in self.others:
                     begin, end = self.rows(owner, piece)
-                    if of_all:
-                        part = self.of_all[begin:end]
-                    else:
+                    if cuts:
                         part = self.block(self.partial[owner], index, owner, piece)
                         product(a[begin:end], columns, part, spare=True)
-                    sent.append((index, piece, owner, part, self.push.mark()))
+                        made = self.push.mark()
+                    else:
+                        part = self.of_all[begin:end]
+                    sent.append((index, piece, owner, part, made))
         with self.push:
             for owner in self.others:
                 self.handoffs.claim(owner, idle=True)
-            for index, piece, owner, part, mark in sent:
-                self.push.follow(mark)
+            for index, piece, owner, part, made in sent:
+                self.push.follow(made)
                 self.block(self.there[owner], index, owner, piece).copy_(part, non_blocking=True)
+                if not self.blocks[index][2]:
+                    of_all = self.push.mark()
                 self.publishes.follow()
                 with self.publishes:
                     self.handoffs.publish(owner, piece[0], idle=True)
+        return of_all
 
-    def add_own(self, a, b, out):
+    def add_own(self, a, b, out, of_all):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""
         begin, end = self.rows(self.rank)
-        for index, (first, last, _) in enumerate(self.blocks):
+        for index, (first, last, cuts) in enumerate(self.blocks):
             with self.waits:
                 for writer in self.others:
                     self.handoffs.receive(writer, *(number for number, _, _ in self.pieces[index]), idle=True)
-            if self.merged and index == 0:
-                continue
-            self.waits.join()
-            product(a[begin:end], b[:, first:last], out[:, first:last], self.others_of(index), spare=True)
-        if self.merged:  # has come, too: the waits of later blocks stand behind its own
-            first, last, _ = self.blocks[0]
-            torch.add(self.of_all[begin:end], self.others_of(0), out=out[:, first:last])
+            parts, columns = self.block(self.arrived, index, self.rank), out[:, first:last]
+            if cuts or not self.beside:
+                self.waits.join()
+            if cuts:
+                product(a[begin:end], b[:, first:last], columns, sum_of_others(parts, self.rank), spare=True)
+            elif not self.beside:
+                self.add(parts, columns)
+            else:
+                self.adds.follow(of_all)  # in the midst of a product
+                with self.waits:
+                    self.adds.follow()
+                with self.adds:
+                    self.add(parts, columns)
+                self.adds.join()
 
-    def others_of(self, index):
-        """What the peers have pushed of a block, added up."""
-        return sum_of_others(self.block(self.arrived, index, self.rank), self.rank)
+    def add(self, parts, out):
+        """out = the own rows of the product for all ranks, added to what the peers have pushed of it."""
+        begin, end = self.rows(self.rank)
+        tiles = triton.cdiv(end - begin, ADD["BLOCK_M"]) * triton.cdiv(out.shape[1], ADD["BLOCK_N"])
+        if tiles:
+            add_others_kernel[(min(tiles, SPARE) if self.beside else tiles,)](
+                self.of_all[begin:end], parts, parts.stride(0), out, *out.shape, out.stride(0), ME=self.rank,
+                WORLD=self.num_ranks, **ADD,
+            )  # fmt: skip

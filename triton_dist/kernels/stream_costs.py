@@ -12,6 +12,7 @@ SPARE = 4  # that products leave to programs beside them, where these hand over 
 PRODUCT_FLOPS = 6.6e6  # of a multiprocessor, a microsecond, 16-bit operands
 MEMORY_BYTES = 4.0e6  # a microsecond
 LINK_BYTES = 0.38e6  # a microsecond and direction, by a copy engine
+ADD_BYTES = 0.067e6  # a microsecond, read and written by a program that adds
 LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the end of the peer's wait
 WORTH = 0.99  # a plan of another kind must be estimated at less than this part of the other
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
@@ -81,12 +82,13 @@ def slices_of_sum(rows, N, itemsize):
 
 
 def columns_of_sum(rows, N, itemsize, world):
-    """(blocks, merged): blocks [(first, last, cuts)] of the columns of products [rows, N], and whether the first one is
-    multiplied for all ranks at once. `cuts` are the bounds of the rows of which a block is multiplied, and pushed, at a time
-    for a peer: all, or two halves of a block twice as wide, where it is not the only one: its own product waits for both.
+    """[(first, last, cuts)]: blocks of the columns of products [rows, N], one for each of `world` ranks, in the order in which
+    they are multiplied for peers. `cuts` are the bounds of the rows of which a block is multiplied, and pushed, at a time: all,
+    or two halves. None: the last block, multiplied for all ranks at once, if that saves a wave of tiles.
 
     What is multiplied at a time is of whole waves of tiles on all multiprocessors but SPARE, where that is possible, and large
-    enough to be worth handing over. At least one block, empty when there are no columns.
+    enough to be worth handing over. The fewer products the better: two blocks are made one where its push, or that of half
+    of it, still ends while something else is multiplied. At least one block, empty when there are no columns.
     """
     multiprocessors = max(MULTIPROCESSORS - SPARE, 1)
     height = max(math.ceil(rows / TILE_M), 1)
@@ -101,18 +103,31 @@ def columns_of_sum(rows, N, itemsize, world):
     least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
     wide *= math.ceil(least / (wide * TILE_N)) or 1
     bounds = [*range(0, N, wide * TILE_N), N] if N else [0, 0]
-    blocks = [(first, last, (0, rows)) for first, last in zip(bounds, bounds[1:])]
+    blocks, whole = list(zip(bounds, bounds[1:])), (0, rows)
     tiles = height * math.ceil((N % (wide * TILE_N)) / TILE_N)
-    merged = len(blocks) > 1 and tiles > 0 and waves(world * tiles) < world * waves(tiles)
-    rest = [blocks.pop()] if merged else []
+    if len(blocks) > 1 and 0 < waves(world * tiles) < world * waves(tiles):
+        rest = (*blocks.pop(), None)
+        paired = blocks[: (len(blocks) - 1) // 2 * 2]  # not the last one: little is left to push when the own products begin
+        joined = [(one[0], two[1], whole) for one, two in zip(paired[::2], paired[1::2])]
+        return [*joined, *((*block, whole) for block in blocks[len(paired) :]), rest]
     upper = height // 2
-    joined = blocks[: len(blocks) % 2]
-    for one, two in zip(blocks[len(joined) :: 2], blocks[len(joined) + 1 :: 2]):
+    alone = len(blocks) % 2
+    joined = [(*block, whole) for block in blocks[:alone]]
+    for one, two in zip(blocks[alone::2], blocks[alone + 1 :: 2]):
         tiles = math.ceil((two[1] - one[0]) / TILE_N)
         no_wave_more = waves(tiles * upper) + waves(tiles * (height - upper)) == waves(tiles * height)
-        halved = upper and no_wave_more and len(blocks) > 2  # else there is nothing to do while the lower half travels
-        joined += [(one[0], two[1], (0, upper * TILE_M, rows))] if halved else [one, two]
-    return rest + joined, merged
+        if upper and no_wave_more and len(blocks) > 2:  # else there is nothing to do while the lower half travels
+            joined.append((one[0], two[1], (0, upper * TILE_M, rows)))
+        else:
+            joined += [(*one, whole), (*two, whole)]
+    return joined
+
+
+def added_beside(blocks, world):
+    """Whether SPARE programs add the product for all ranks to what the peers have pushed of it while the own rows of the other
+    blocks, at most, are multiplied. These take as long as their push, or longer, where this method pays."""
+    of_all, pushed = (sum(last - first for first, last, cuts in blocks if bool(cuts) == kind) for kind in (False, True))
+    return of_all * (world + 1) / (SPARE * ADD_BYTES) <= pushed / LINK_BYTES
 
 
 def groups_of(slices, last_apart=False):

@@ -163,30 +163,35 @@ def test_slices_cover_a_ranks_rows_and_are_whole_waves():
             assert len(groups) >= min(len(slices), 2)
 
 
-def test_blocks_of_columns_are_whole_waves_and_what_is_left_goes_first():
+def test_blocks_of_columns_are_whole_waves_and_what_is_left_is_multiplied_for_all():
     costs = stream_costs
     free = costs.MULTIPROCESSORS - costs.SPARE
-    all_rows, halves = (0, 4096), (0, 2048, 4096)
-    assert costs.columns_of_sum(4096, 4096, 2, 2) == ([(0, 2048, halves), (2048, 4096, halves)], False)
-    in_order = [(0, 1024, all_rows), (1024, 3072, halves), (3072, 3584, all_rows)]
-    assert costs.columns_of_sum(4096, 3584, 2, 2) == (in_order[-1:] + in_order[:-1], True)
-    assert costs.columns_of_sum(17 * 256, 8192, 2, 2)[0][0][2] == (0, 17 * 256)  # halves would take more waves
+    whole, halves = (0, 4096), (0, 2048, 4096)
+    assert costs.columns_of_sum(4096, 4096, 2, 2) == [(0, 2048, halves), (2048, 4096, halves)]
+    assert costs.columns_of_sum(4096, 3584, 2, 2) == [(0, 2048, whole), (2048, 3072, whole), (3072, 3584, None)]
+    assert costs.columns_of_sum(4096, 2560, 2, 2) == [(0, 1024, whole), (1024, 2048, whole), (2048, 2560, None)]
+    assert costs.columns_of_sum(17 * 256, 8192, 2, 2)[0][2] == (0, 17 * 256)  # halves would take more waves
     two = [(0, 2048, (0, 2048)), (2048, 4096, (0, 2048))]  # 15 tiles of columns fill a wave, too, and leave a rest
-    assert costs.columns_of_sum(2048, 4096, 2, 2) == (two, False)
-    assert costs.columns_of_sum(256, 1 << 16, 2, 2)[0][0] == (0, 1 << 14, (0, 256))  # one tile high: no halves
+    assert costs.columns_of_sum(2048, 4096, 2, 2) == two
+    assert costs.columns_of_sum(256, 1 << 16, 2, 2)[0] == (0, 1 << 14, (0, 256))  # one tile high: no halves
     for rows, N in ((4096, 4096), (4096, 3584), (8192, 8192), (512, 4096), (20000, 1000), (1, 1), (0, 5), (5, 0), (100, 10**6)):
         for world in (2, 3, 8):
-            blocks, merged = costs.columns_of_sum(rows, N, 2, world)
-            in_order = sorted(blocks)
-            assert in_order[0][0] == 0 and in_order[-1][1] == N and len(blocks) <= costs.MAX_SLICES
-            assert all(one[1] == two[0] for one, two in zip(in_order, in_order[1:]))
-            assert in_order == (blocks[1:] + blocks[:1] if merged else blocks)
-            for _, _, cuts in in_order:
+            blocks = costs.columns_of_sum(rows, N, 2, world)
+            assert blocks[0][0] == 0 and blocks[-1][1] == N and len(blocks) <= costs.MAX_SLICES
+            assert all(one[1] == two[0] and one[2] for one, two in zip(blocks, blocks[1:]))
+            for first, last, cuts in blocks:
+                cuts = cuts or (0, rows)
                 assert cuts[0] == 0 and cuts[-1] == rows and list(cuts) == sorted({*cuts, rows} if rows else cuts)
-            for first, last, cuts in in_order[:-1]:
                 for begin, end in zip(cuts, cuts[1:]):
                     tiles = -(-(end - begin) // costs.TILE_M) * (last - first) // costs.TILE_N
-                    assert tiles >= costs.FULL * -(-tiles // free) * free or rows == 0
+                    assert last == N or tiles >= costs.FULL * -(-tiles // free) * free or rows == 0
+
+
+def test_a_rest_is_added_beside_products_only_where_they_take_longer():
+    costs = stream_costs
+    assert costs.added_beside(costs.columns_of_sum(4096, 3584, 2, 2), 2)
+    assert not costs.added_beside([(0, 1024, (0, 8192)), (1024, 2000, None)], 2)
+    assert not costs.added_beside([(0, 1024, (0, 8192)), (1024, 1536, None)], 8)  # what seven peers have pushed
 
 
 def delayed(calls):
@@ -194,7 +199,7 @@ def delayed(calls):
     late = random.Random(shmem.my_pe())
     gather_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
     scatter_case(40, 16, 16, torch.bfloat16, "streams", calls, late=late)
-    scatter_case(40, 120, 16, torch.bfloat16, "columns", calls, late=late)  # the rest first, a block alone, one in halves
+    scatter_case(40, 120, 16, torch.bfloat16, "columns", calls, late=late)  # a pair, a block alone, the rest
     scatter_case(40, 16, 16, torch.bfloat16, "tma", calls, late=late)
 
 

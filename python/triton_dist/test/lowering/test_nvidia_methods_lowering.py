@@ -8,7 +8,7 @@ from .ptx import in_loop, parse, where, width
 
 SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 65536  # compute capability 9.0
 PROGRAMS = {  # a multiprocessor, at the same time
-    "tma scatter": 2, "tma all": 2, "pipelined": 2, "sentinel": 24, "combine": 2,
+    "tma scatter": 2, "tma all": 2, "added": 1, "pipelined": 2, "sentinel": 24, "combine": 2,
     "dispatch pipelined": 2, "dispatch pipelined few": 1, "combine pipelined": 1, "combine pipelined few": 2,
 }  # fmt: skip
 
