@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
-METHODS = {"ag": ["streams", "sequence"], "rs": ["tma", "streams", "columns", "sequence"], "ar": ["tma", "streams", "sequence"]}
+_OF_SUMS = ["tma", "streams", "columns", "sequence"]
+METHODS = {"ag": ["streams", "sequence"], "rs": _OF_SUMS, "ar": _OF_SUMS}
 
 
 class Operator:

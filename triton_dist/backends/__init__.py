@@ -28,6 +28,7 @@ Heap
     wait_signal(address, compare, value, itemsize, describe, timeout)
     stream(urgent)           a queue of work beside the current one: follow(), join(), mark(), and a context manager
                              (shmem/streams.py)
+    copy(to, source)         in the order of the current stream: rows of columns, contiguous each, without a multiprocessor
     recorder()               record(give): a function that does again what give() gives to streams, nested(): whether that
                              is being recorded already; None where the platform cannot
     word_setter(*addresses)  a function: in the order of the current stream, release, the int32 words there, of any rank,

@@ -236,6 +236,9 @@ class Heap:
     def stream(self, urgent):
         raise errors.UnsupportedError("ascend: work and signals in the order of streams are not available: torch_npu has none")
 
+    def copy(self, to, source):
+        to.copy_(source)
+
     def recorder(self):
         return None
 

@@ -153,6 +153,9 @@ class Heap:
     def stream(self, urgent):
         return Now()
 
+    def copy(self, to, source):
+        to.copy_(source)
+
     def recorder(self):
         return None
 

@@ -8,7 +8,7 @@ import torch
 
 from .. import context, errors
 from ..limits import wait_timeout
-from . import nvidia_graph, nvidia_memory, nvidia_queue, nvidia_stream, nvidia_waits, processes
+from . import nvidia_copy, nvidia_graph, nvidia_memory, nvidia_queue, nvidia_stream, nvidia_waits, processes
 from .store import StoreControl
 
 _abandoned = []  # memory that a stuck kernel may still use, so nobody may free it
@@ -206,6 +206,12 @@ class Heap:
     # -- streams
     def stream(self, urgent):
         return nvidia_queue.Queue(self._queues, urgent)
+
+    def copy(self, to, source):
+        if to.is_contiguous() and source.is_contiguous():
+            to.copy_(source, non_blocking=True)
+        elif to.numel():
+            nvidia_copy.copy_rows(to, source, torch.cuda.current_stream(self.device).cuda_stream)
 
     def recorder(self):
         return nvidia_graph.Recorder(self._queues)

@@ -123,6 +123,9 @@ class SimulatedHeap:
     def tensor(self, rank):
         return self.memory.tensors[rank]
 
+    def copy(self, to, source):
+        to.copy_(source)
+
     def recorder(self):
         return None
 

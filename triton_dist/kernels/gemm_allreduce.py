@@ -43,6 +43,7 @@ from triton_dist import language as dl
 from . import torch_ops
 from .all_reduce import all_reduce, create_all_reduce_context
 from .arguments import without_gradients
+from .gemm_allreduce_columns import GemmAllReduceColumns
 from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, settle, sum_tile
@@ -50,7 +51,7 @@ from .gemm_tile import first_tile, store_tile, tile_product
 from .operator_context import OperatorContext, begin, operands_of, passed_before
 from .replays import Replays
 
-METHODS = ("two_shot", "one_shot", "tma", "streams", "sequence")
+METHODS = ("two_shot", "one_shot", "tma", "streams", "columns", "sequence")
 SLOTS = tl.constexpr(4)
 STREAMS_BYTES = 28 << 20  # of a rank's rows, from which products of the library and copy engines win
 
@@ -221,7 +222,10 @@ class GemmAllReduceContext(OperatorContext):
         if method in ("one_shot", "two_shot"):
             self.run = GemmAllReduceKernel(self, M, N, dtype, config, programs)
         else:
-            made = dict(tma=GemmAllReduceTma, streams=GemmAllReduceStreams, sequence=GemmAllReduceSequence)
+            made = dict(
+                tma=GemmAllReduceTma, streams=GemmAllReduceStreams, columns=GemmAllReduceColumns,
+                sequence=GemmAllReduceSequence,
+            )  # fmt: skip
             self.run = made[method](self, M, N, dtype)
         self.replays = Replays(self.run)
 

@@ -27,6 +27,7 @@ the critical path: no peer has anything to push before its first product. Within
 streams before the own waits.
 """
 
+import contextlib
 import itertools
 
 import torch
@@ -38,7 +39,7 @@ from triton_dist import shmem
 from .gemm_reduce_scatter_streams import handoffs, sum_of_others
 from .library_product import product
 from .reduce_scatter import widen
-from .stream_costs import SPARE, added_beside, columns_of_sum
+from .stream_costs import SPARE, added_beside, columns_of_sum, halves
 
 ADD = dict(BLOCK_M=64, BLOCK_N=256, num_warps=16)  # 64 KiB on their way in each of few programs
 
@@ -64,24 +65,30 @@ def add_others_kernel(
         tile += tl.num_programs(0)
 
 
+def _numbered(bounds):
+    """[[(number, first, last)]] of what lies between the bounds in each list, numbered throughout."""
+    numbers = itertools.count()
+    return [[(next(numbers), *pair) for pair in itertools.pairwise(some)] for some in bounds]
+
+
 class GemmReduceScatterColumns:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: M * N elements; and as many of its own.
 
     S = ceil(M / num_ranks) rows belong to a rank, fewer to the last ones. A buffer holds a block [S, columns] after the other.
     """
 
-    def __init__(self, owner, M, N, dtype):
-        """`owner`: the OperatorContext that the memory belongs to."""
+    def __init__(self, owner, M, N, dtype, results_travel=False):
+        """`owner`: the OperatorContext that the memory belongs to. results_travel: a part of the own rows is of use."""
         self.M, self.num_ranks, self.rank = M, owner.num_ranks, owner.rank
         self.shard = -(-M // self.num_ranks)
         self.blocks = columns_of_sum(self.shard, N, dtype.itemsize, self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard * N), dtype)
-        numbers = itertools.count()
-        # of each block: (number for the handoffs, first row, last row) of what is pushed at a time
-        self.pieces = [
-            [(next(numbers), *rows) for rows in itertools.pairwise(cuts or (0, self.shard))] for _, _, cuts in self.blocks
-        ]
-        self.handoffs = handoffs(owner, next(numbers), empty=False)
+        whole = 0, self.shard
+        # of each block: [(number, first row, last row)] of what is pushed, and of which own rows are finished, at a time
+        self.pieces = _numbered([cuts or whole for _, _, cuts in self.blocks])
+        halved = halves if results_travel else lambda rows, columns: whole
+        self.own = _numbered([halved(self.shard, last - first) if cuts else whole for first, last, cuts in self.blocks])
+        self.handoffs = handoffs(owner, sum(map(len, self.pieces)), empty=False)
         self.push, self.publishes, self.waits, self.adds = (shmem.Stream(urgent=True) for _ in range(4))
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
         self.partial = torch.empty_like(self.arrived)  # what is on its way
@@ -102,7 +109,8 @@ class GemmReduceScatterColumns:
         size = end - begin, last - first
         return buffer[..., start : start + size[0] * size[1]].unflatten(-1, size)
 
-    def __call__(self, a, b, out):
+    def __call__(self, a, b, out, finished=lambda number: None):
+        """`finished(number)` is called when the current stream has been given that one of the pieces `own`."""
         if not self.others:
             torch.mm(a, b, out=out)
             return
@@ -111,7 +119,7 @@ class GemmReduceScatterColumns:
         with self.waits:
             for writer in self.others:
                 self.handoffs.release(writer)
-        self.add_own(a, b, out, self.send(a, b))
+        self.add_own(a, b, out, self.send(a, b), finished)
         self.publishes.join()
 
     def send(self, a, b):
@@ -146,9 +154,9 @@ class GemmReduceScatterColumns:
                     self.handoffs.publish(owner, piece[0], idle=True)
         return of_all
 
-    def add_own(self, a, b, out, of_all):
+    def add_own(self, a, b, out, of_all, finished):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""
-        begin, end = self.rows(self.rank)
+        start = self.rows(self.rank)[0]
         for index, (first, last, cuts) in enumerate(self.blocks):
             with self.waits:
                 for writer in self.others:
@@ -157,15 +165,21 @@ class GemmReduceScatterColumns:
             if cuts or not self.beside:
                 self.waits.join()
             if cuts:
-                product(a[begin:end], b[:, first:last], columns, sum_of_others(parts, self.rank), spare=True)
-            elif not self.beside:
-                self.add(parts, columns)
-            else:
+                others = sum_of_others(parts, self.rank)
+                for piece in self.own[index]:
+                    begin, end = self.rows(self.rank, piece)
+                    rows = slice(begin - start, end - start)
+                    product(a[begin:end], b[:, first:last], columns[rows], others[rows], spare=True)
+                    finished(piece[0])
+                continue
+            if self.beside:
                 self.adds.follow(of_all)  # in the midst of a product
                 with self.waits:
                     self.adds.follow()
-                with self.adds:
-                    self.add(parts, columns)
+            with self.adds if self.beside else contextlib.nullcontext():
+                self.add(parts, columns)
+                finished(self.own[index][0][0])
+            if self.beside:
                 self.adds.join()
 
     def add(self, parts, out):

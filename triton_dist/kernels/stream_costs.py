@@ -90,37 +90,44 @@ def columns_of_sum(rows, N, itemsize, world):
     enough to be worth handing over. The fewer products the better: two blocks are made one where its push, or that of half
     of it, still ends while something else is multiplied. At least one block, empty when there are no columns.
     """
-    multiprocessors = max(MULTIPROCESSORS - SPARE, 1)
-    height = max(math.ceil(rows / TILE_M), 1)
-
-    def waves(tiles):
-        return math.ceil(tiles / multiprocessors)
-
+    height, free = max(math.ceil(rows / TILE_M), 1), free_multiprocessors()
     wide = 1
-    while wide * height < FULL * waves(wide * height) * multiprocessors:
+    while wide * height < FULL * waves_beside(wide * height) * free:
         wide += 1
-    wide = waves(wide * height) * multiprocessors // height  # the widest that takes no wave more
+    wide = waves_beside(wide * height) * free // height  # the widest that takes no wave more
     least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
     wide *= math.ceil(least / (wide * TILE_N)) or 1
     bounds = [*range(0, N, wide * TILE_N), N] if N else [0, 0]
     blocks, whole = list(zip(bounds, bounds[1:])), (0, rows)
     tiles = height * math.ceil((N % (wide * TILE_N)) / TILE_N)
-    if len(blocks) > 1 and 0 < waves(world * tiles) < world * waves(tiles):
+    if len(blocks) > 1 and 0 < waves_beside(world * tiles) < world * waves_beside(tiles):
         rest = (*blocks.pop(), None)
         paired = blocks[: (len(blocks) - 1) // 2 * 2]  # not the last one: little is left to push when the own products begin
         joined = [(one[0], two[1], whole) for one, two in zip(paired[::2], paired[1::2])]
         return [*joined, *((*block, whole) for block in blocks[len(paired) :]), rest]
-    upper = height // 2
     alone = len(blocks) % 2
     joined = [(*block, whole) for block in blocks[:alone]]
     for one, two in zip(blocks[alone::2], blocks[alone + 1 :: 2]):
-        tiles = math.ceil((two[1] - one[0]) / TILE_N)
-        no_wave_more = waves(tiles * upper) + waves(tiles * (height - upper)) == waves(tiles * height)
-        if upper and no_wave_more and len(blocks) > 2:  # else there is nothing to do while the lower half travels
-            joined.append((one[0], two[1], (0, upper * TILE_M, rows)))
-        else:
-            joined += [(*one, whole), (*two, whole)]
+        cuts = halves(rows, two[1] - one[0]) if len(blocks) > 2 else whole  # of two, nothing is multiplied meanwhile
+        joined += [(one[0], two[1], cuts)] if cuts != whole else [(*one, whole), (*two, whole)]
     return joined
+
+
+def free_multiprocessors():
+    """Those that are left to a product."""
+    return max(MULTIPROCESSORS - SPARE, 1)
+
+
+def waves_beside(tiles):
+    return math.ceil(tiles / free_multiprocessors())
+
+
+def halves(rows, columns):
+    """Bounds of the rows of a product: of two halves if they take as many waves of tiles as the whole, else of the whole."""
+    height, tiles = math.ceil(rows / TILE_M), math.ceil(columns / TILE_N)
+    upper = height // 2
+    as_many = waves_beside(tiles * upper) + waves_beside(tiles * (height - upper)) == waves_beside(tiles * height)
+    return (0, upper * TILE_M, rows) if upper and as_many else (0, rows)
 
 
 def added_beside(blocks, world):

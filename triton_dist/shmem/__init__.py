@@ -10,7 +10,7 @@
     shmem.aclshmem_free_tensor(x)
     shmem.aclshmem_finalize()
 
-Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error, Stream and Handoffs; every
+Beyond the wheel: create_signals, context, peer_tensor, barrier_all, device, last_error, Stream, Handoffs and copy; every
 collective call checks that all ranks make the same call; a rank that dies or cannot come is named within seconds."""
 
 from . import codes
@@ -52,7 +52,7 @@ from .rma import (
     aclshmemx_putmem_signal,
     aclshmemx_putmem_signal_nbi,
 )
-from .streams import Handoffs, Stream, recorder
+from .streams import Handoffs, Stream, copy, recorder
 from .teams import (
     aclshmem_team_get_config,
     barrier_all,
@@ -110,6 +110,7 @@ __all__ = [
     "check_waits",
     "codes",
     "context",
+    "copy",
     "create_signals",
     "device",
     "gather",

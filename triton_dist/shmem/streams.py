@@ -6,6 +6,7 @@ order in which it is given; so what is written with these words runs, and can be
 
 import functools
 
+from ..errors import ShmemError
 from . import codes, memory, teams, world
 
 
@@ -38,6 +39,26 @@ class Stream:
 
     def __exit__(self, *exc):
         self._stream.__exit__(*exc)
+
+
+def copy(to, source):
+    """to = source in the order of the current stream; on `nvidia` by a copy engine, beside kernels that take all
+    multiprocessors. (But a contiguous piece within one device may wait for some.)
+
+    Args:
+        to, source: [rows, columns], alike in shape and dtype, their rows contiguous and any number of elements apart, in
+            this rank's memory or a peer's (`peer_tensor`). No overlap.
+    Errors: ShmemError(-1) when they do not fit.
+    """
+    made = world.current("copy")
+    what = [f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}" for tensor in (to, source)]
+    rows = all(tensor.dim() == 2 and (tensor.stride(1) == 1 or tensor.shape[1] <= 1) for tensor in (to, source))
+    if not rows or to.shape != source.shape or to.dtype != source.dtype:
+        raise ShmemError(
+            f"rank {made.rank}: copy: to is {what[0]}, source {what[1]}: give two [rows, columns] alike, rows contiguous",
+            codes.INVALID_PARAM,
+        )
+    made.heap.copy(to, source)
 
 
 def recorder():

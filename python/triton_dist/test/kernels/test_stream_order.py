@@ -1,4 +1,5 @@
-"""What gemm_reduce_scatter by copies and products gives to streams, of all ranks and several calls: is all of it in order?
+"""What gemm_reduce_scatter and gemm_allreduce by copies and products give to streams, of all ranks and several calls: is all
+of it in order?
 
 The cpu platform does work when it is given, so a missing `follow` or `join` shows nowhere in results. Here streams only write
 down what they are given: who reads and writes which elements, and what follows what."""
@@ -10,7 +11,7 @@ import pytest
 
 import triton_dist  # before triton
 from triton_dist import shmem
-from triton_dist.kernels import gemm_reduce_scatter_columns, gemm_reduce_scatter_streams, stream_costs
+from triton_dist.kernels import gemm_allreduce_columns, gemm_reduce_scatter_columns, gemm_reduce_scatter_streams, stream_costs
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(triton_dist.backend != "cpu", reason="products a
 KINDS = {
     "columns": gemm_reduce_scatter_columns.GemmReduceScatterColumns,
     "streams": gemm_reduce_scatter_streams.GemmReduceScatterStreams,
+    "columns of all": gemm_allreduce_columns.GemmAllReduceColumns,
 }
 CALLS = 3
 
@@ -85,10 +87,10 @@ class Stream:
 
 
 class Handoffs:
-    def __init__(self, log, empty):
-        self.log, self.me = log, log.rank
+    def __init__(self, log, number, empty):
+        self.log, self.me, self.number = log, log.rank, number
         for writer in {*range(len(log.current))} - {self.me} if empty else ():
-            log.set["free", writer, self.me] = [None]
+            log.set["free", number, writer, self.me] = [None]
 
     def sets(self, name, *word):
         self.log.set.setdefault(word, []).append(self.log.give(name))
@@ -98,16 +100,16 @@ class Handoffs:
         self.log.taken += [(number, word) for word in words]
 
     def claim(self, reader, idle=False):
-        self.takes("claim", ("free", self.me, reader))
+        self.takes("claim", ("free", self.number, self.me, reader))
 
     def publish(self, reader, part, idle=False):
-        self.sets("publish", "full", reader, self.me, part)
+        self.sets("publish", "full", self.number, reader, self.me, part)
 
     def receive(self, writer, *parts, idle=False):
-        self.takes("receive", *(("full", self.me, writer, part) for part in parts))
+        self.takes("receive", *(("full", self.number, self.me, writer, part) for part in parts))
 
     def release(self, writer):
-        self.sets("release", "free", writer, self.me)
+        self.sets("release", "free", self.number, writer, self.me)
 
 
 class Launched:
@@ -136,10 +138,20 @@ def before(after):
 
 def checked(kind, world, M, N, monkeypatch):
     log, K, shard = Log(world), 3, -(-M // world)
-    arrived = [torch.zeros(world, shard * N) for _ in range(world)]
+    symmetric = [[torch.zeros(world * shard * N + 1)[1:] for _ in range(2)] for _ in range(world)]
+    made = [SimpleNamespace(tensors=itertools.count(), handoffs=itertools.count()) for _ in range(world)]
+
+    def of_peer(tensor, peer, team):
+        start = tensor.untyped_storage().data_ptr()
+        (which,) = (i for i, one in enumerate(symmetric[log.rank]) if one.untyped_storage().data_ptr() == start)
+        return symmetric[peer][which].view(tensor.shape)
+
     monkeypatch.setattr(shmem, "Stream", log.stream)
-    monkeypatch.setattr(shmem, "peer_tensor", lambda tensor, peer, team: arrived[peer].view(tensor.shape))
-    monkeypatch.setattr(shmem, "Handoffs", lambda parts, team, signals, empty: Handoffs(log, empty))
+    monkeypatch.setattr(shmem, "peer_tensor", of_peer)
+    monkeypatch.setattr(shmem, "copy", lambda to, source: to.copy_(source))
+    monkeypatch.setattr(
+        shmem, "Handoffs", lambda parts, team, signals, empty: Handoffs(log, next(made[log.rank].handoffs), empty)
+    )
 
     def sum_others(parts, slot, n, ME, WORLD, BLOCK):
         log.give("sum", [parts[rank].flatten()[:n] for rank in range(WORLD) if rank != ME], [parts[ME].flatten()[:n]])
@@ -155,11 +167,10 @@ def checked(kind, world, M, N, monkeypatch):
     runs = []
     for log.rank in range(world):
         owner = SimpleNamespace(num_ranks=world, rank=log.rank, team=0, device="cpu", signals=lambda n: None)
-        owner.tensor = lambda shape, dtype, rank=log.rank: arrived[rank].view(shape)
+        owner.tensor = lambda shape, dtype, rank=log.rank: symmetric[rank][next(made[rank].tensors)].view(shape)
         runs.append(KINDS[kind](owner, M, N, torch.float32))
-    operands = [
-        [torch.zeros(M, K), torch.zeros(K, N), torch.zeros(len(range(M)[r * shard :][:shard]), N)] for r in range(world)
-    ]
+    rows = [M if kind == "columns of all" else len(range(M)[r * shard :][:shard]) for r in range(world)]
+    operands = [[torch.zeros(M, K), torch.zeros(K, N), torch.zeros(rows[r], N)] for r in range(world)]
     with log:
         for _, log.rank in itertools.product(range(CALLS), range(world)):
             begin = log.give("the caller writes", (), operands[log.rank])
