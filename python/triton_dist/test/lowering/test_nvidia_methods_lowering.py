@@ -10,6 +10,7 @@ SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 
 PROGRAMS = {  # a multiprocessor, at the same time
     "tma scatter": 2, "tma all": 2, "added": 1, "pipelined": 2, "sentinel": 24, "combine": 2,
     "dispatch pipelined": 2, "dispatch pipelined few": 1, "combine pipelined": 1, "combine pipelined few": 2,
+    "dispatch tokens": 2, "dispatch tokens few": 1,
 }  # fmt: skip
 
 
