@@ -4,13 +4,22 @@
     tokens, counts, handle = moe_dispatch(x, topk_ids, ctx)                                    # any number of calls
     ctx.free()
 
-A *slot* is one entry of topk_ids, a *row* one line of the result: a token appears in a row for each of its slots that
-lives here, but travels to a rank once.
+A *slot* is one entry of topk_ids, a *row* what the experts compute for one: a token has a row for each of its slots that
+lives here, but travels to a rank once. The rows are ordered by expert.
+
+| layout | what `tokens` is |
+|---|---|
+| rows | a copy of the token for each row, in the order of the rows |
+| tokens | each token once, where it has travelled to; the experts' product gathers the rows by `handle.index` |
+
+The layout tokens writes less: with 8 experts of a token on 2 ranks, rows are 4 to 8 times as many bytes as tokens.
 
 | method | how |
 |---|---|
-| gather | counts are exchanged, tokens are put into the inboxes, then rows are gathered from them (moe_dispatch_gather.py) |
-| pipelined | tokens travel from the beginning, and rows are written as they come (moe_dispatch_pipelined.py); for GPUs |
+| gather | counts are exchanged, tokens are put into the inboxes, then rows are gathered from them |
+| pipelined | tokens travel from the beginning, and rows are written as they come; for GPUs |
+
+They are in moe_dispatch_gather.py, moe_dispatch_pipelined.py and, for the layout tokens, moe_dispatch_pipelined_tokens.py.
 
 Sizes on the host. The number of rows is known to the devices alone. Results have the capacity of the context, `counts`
 (on the device) says how much of it is valid; nothing is synchronised for it. See `moe_dispatch` about `check`.
@@ -33,12 +42,16 @@ from .arguments import (
     need_int,
     platform_problem,
 )
-from .moe_dispatch_context import METHODS, MoeDispatchContext
+from .moe_dispatch_context import LAYOUTS, METHODS, MoeDispatchContext
 from .moe_dispatch_gather import gather_config
 from .moe_dispatch_pipelined import NORMAL, STREAMS, pipelined_config
+from .moe_dispatch_pipelined_tokens import pipelined_tokens_config
 from .moe_quantization import GROUP
 from .moe_routing import expert_owners, fit_putters, grouped, need_pipeline, pipeline_problem
 from .operator_context import agreement, begin
+
+
+CHUNKED = dict(rows="BLOCK_T", tokens="BLOCK_P")  # layout -> the blocks of tokens that a chunk of `pipelined` is made of
 
 
 def reference(x, topk_ids, owners, group=None):
@@ -48,25 +61,27 @@ def reference(x, topk_ids, owners, group=None):
     return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
 
 
-def default_config(method, max_tokens, hidden):
+def default_config(method, max_tokens, hidden, layout="rows"):
     """(constexprs and launch options of the method's kernel, programs) that suit this process's platform. Programs of all ranks
     wait for one another, so there are no more of them than the device runs at a time."""
-    return gather_config(max_tokens) if method == "gather" else pipelined_config(max_tokens, hidden)
+    if method == "gather":
+        return gather_config(max_tokens, layout)
+    return (pipelined_config if layout == "rows" else pipelined_tokens_config)(max_tokens, hidden)
 
 
-def _configured(max_tokens, hidden, method, config=None, programs=None):
+def _configured(max_tokens, hidden, method, config=None, programs=None, layout="rows"):
     """(config, programs) of a candidate that was measured; the defaults where it does not fit this size, for which the nearest
     one was measured, or this part of the device (see `concurrent`)."""
-    defaults = default_config(method, max_tokens, hidden)
+    defaults = default_config(method, max_tokens, hidden, layout)
     tuned, programs = {**defaults[0], **(config or {})}, programs or defaults[1]
     fits = set(tuned) <= {*defaults[0], *LAUNCH_OPTIONS} and programs <= 4 * device_programs()
-    fits = fits and (method == "gather" or pipeline_problem(tuned, programs, 2) is None)
+    fits = fits and (method == "gather" or pipeline_problem(tuned, programs, 2, CHUNKED[layout]) is None)
     return (tuned, programs) if fits else defaults
 
 
 def create_moe_dispatch_context(
     max_tokens, hidden, topk, num_experts, dtype, placement=None, max_received=None, max_rows=None, fp8=False,
-    team=0, config=None, programs=None, method=None,
+    team=0, config=None, programs=None, method=None, layout="rows",
 ):  # fmt: skip
     """Allocates what the operator needs, once. Collective over all ranks of the heap.
 
@@ -81,14 +96,16 @@ def create_moe_dispatch_context(
         fp8: send e4m3 values with an fp32 scale for each 128 columns of a token, its largest magnitude over 448. A NaN stays
             a NaN and leaves its group's scale alone; in a group with an infinity the finite values become zeros or NaN.
         team: team id of shmem; its ranks take part (see operator_context about teams).
-        config: dict that overrides entries of `default_config(method, max_tokens, hidden)[0]`, of gather when method is None.
+        config: dict that overrides entries of `default_config(method, max_tokens, hidden, layout)[0]`, of gather when method is
+            None.
         programs: programs in the grid; not more than the device runs at a time.
         method: "gather" or "pipelined"; see the top of this file. None: on nvidia, unless config or programs is given and
-            where max_received holds the tokens of all peers, the fastest one that was measured, with the configuration that was
-            (docs/tuning.md), else pipelined; in all other cases gather.
+            where max_received holds the tokens of all peers (layout tokens: of all ranks), the fastest one that was measured,
+            with the configuration that was (docs/tuning.md), else pipelined; in all other cases gather.
+        layout: "rows" or "tokens"; see the top of this file.
 
-    Symmetric memory: gather max_received, pipelined (num_ranks - 1) * max_tokens times H elements of the payload (and its
-    scales); and some words for every row or slot, see the methods' files.
+    Symmetric memory: gather max_received, pipelined (num_ranks - 1) * max_tokens (layout tokens: num_ranks * max_tokens) times
+    H elements of the payload (and its scales); and some words for every row or slot, see the methods' files.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -106,33 +123,36 @@ def create_moe_dispatch_context(
         need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
         need(name, method is None or method in METHODS, f"method is {method!r}: give one of {', '.join(METHODS)}")
         need(name, platform_problem(method) is None, platform_problem(method))
+        need(name, layout in LAYOUTS, f"layout is {layout!r}: give one of {', '.join(LAYOUTS)}")
         meant = method or "gather"  # by a config
         least = dict(programs=3, **NORMAL) if meant == "pipelined" else {}
         given = config, programs
-        defaults = fit_putters(default_config(meant, max_tokens, hidden), programs)
+        defaults = fit_putters(default_config(meant, max_tokens, hidden, layout), programs)
         config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
         if meant == "pipelined":
-            need_pipeline(name, config, programs, 2)
-            for entry, most in STREAMS.items():
+            need_pipeline(name, config, programs, 2, CHUNKED[layout])
+            for entry, most in STREAMS.items() if layout == "rows" else ():
                 need(name, config[entry] <= most, f"{entry} is {config[entry]}: give an integer from 0 to {most}")
         agreed.on = (
             f"max_tokens={max_tokens}, hidden={hidden}, topk={topk}, num_experts={num_experts}, {dtype}, placement={owners}, "
             f"max_received={max_received}, max_rows={max_rows}, fp8={bool(fp8)}, method={method!r}, config={config}, "
-            f"programs={programs}"
+            f"programs={programs}, layout={layout!r}"
         )
     if method is None:
-        suited = "pipelined" if max_received >= (world - 1) * max_tokens else "gather"
+        sources = world - 1 if layout == "rows" else world  # whose tokens the inbox of pipelined holds
+        suited = "pipelined" if max_received >= sources * max_tokens else "gather"
         possible = ["gather", "pipelined"] if suited == "pipelined" else ["gather"]
         key = dict(tokens=max_tokens, hidden=hidden, topk=topk, experts=num_experts, fp8=bool(fp8), dtype=name_of(dtype))
-        chosen = chosen_candidate(name, possible, suited, *given, team, "moe_dispatch", key)
+        measured = dict(rows="moe_dispatch", tokens="moe_dispatch_tokens")[layout]
+        chosen = chosen_candidate(name, possible, suited, *given, team, measured, key)
         method = chosen["method"]
         if method != meant or len(chosen) > 1:  # only where neither config nor programs was given
-            config, programs = _configured(max_tokens, hidden, **chosen)
+            config, programs = _configured(max_tokens, hidden, **chosen, layout=layout)
     if fp8:  # whole groups at a time
         config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
     return MoeDispatchContext(
-        max_tokens, hidden, topk, num_experts, dtype, owners, max_received, max_rows, bool(fp8), team, method,
-        config, programs,
+        max_tokens, hidden, topk, num_experts, dtype, owners, max_received, max_rows, bool(fp8), team, layout,
+        method, config, programs,
     )  # fmt: skip
 
 
@@ -145,7 +165,7 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
         topk_ids: [T, k] int32 or int64, any strides: experts 0 .. E - 1; negative: dropped. A token may name an expert more
             than once; each slot is a row.
         context: of `create_moe_dispatch_context`.
-        out: of `context.empty()` or an earlier result; None: new.
+        out: of `context.empty()` or an earlier result; None: new (with the layout tokens, counts and handle).
         check: whether to look, after the call, if it failed, and raise (OverflowError when some rank's tokens or rows exceed
             max_received or max_rows; ValueError for ids of E or more; on all ranks alike). That waits for the device. None:
             on `cpu`, and where the context is smaller than the worst case. False: `handle.check()` does it at any time.
@@ -154,8 +174,12 @@ def moe_dispatch(x, topk_ids, context, out=None, check=None):
         tokens: [max_rows, H] of x's dtype, with fp8 a pair: payload [max_rows, H] float8_e4m3fn and scales
             [max_rows, cdiv(H, 128)] fp32. The first sum(counts) rows are valid, ordered by local expert, then source rank,
             token and slot; always the same. The rest is left as it was.
+            Layout tokens: [n, H], with fp8 [n, H] and [n, cdiv(H, 128)], a view of the context's memory; n is max_received by
+            gather and num_ranks * max_tokens by pipelined. tokens[handle.index[:sum(counts)]] is what the layout rows gives,
+            bit for bit. Valid until this rank's next dispatch with the context, and until context.free(): what reads it on the
+            call's stream before that needs nothing more, what reads it on another stream must be ordered before by an event.
         counts: [local experts] int32, rows of each expert.
-        handle: a MoeDispatchHandle for `moe_combine`.
+        handle: a MoeDispatchHandle for `moe_combine`; its `index` with the layout tokens.
     When a call failed, counts are zero, handle.rows is -1, and `moe_combine` gives NaN; the next call works.
     All ranks of the team must make the same calls in the same order. With `out` given nothing is allocated; with
     check=False, too, there is no host synchronisation and the call can be captured in a CUDA graph.

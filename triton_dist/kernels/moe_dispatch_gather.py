@@ -1,4 +1,5 @@
 """MoE dispatch, the portable method `gather` of `moe_dispatch`: everything into the inboxes, then rows are gathered from them.
+With the layout `tokens` they are not: the inbox is the result, and the slots' places in it the index.
 
 How it works. Every program numbers its tokens' slots by expert, and its tokens by the ranks that they go to. The sums
 over programs, one line of E + W + 1 numbers a rank, go to every rank (`counts`, signal `counted[s]`: set by one program of
@@ -9,11 +10,11 @@ counts rank s's programs that have done so. At last the rows are gathered from t
 
 Why nothing is overwritten early, whatever the number of ranks. A rank's counts of call e say that it has finished call
 e - 1, because its calls follow one another on its stream. Inbox and maps are written in call e only after the counts of
-all ranks for call e are here, so nobody still reads what call e - 1 left. The counts themselves are doubled by the
-parity of e: a rank that writes those of call e has finished call e - 1, for which it needed everybody's counts, so
-everybody had finished call e - 2. `filled` has several writers, but for the same reason none of them adds for call e + 1
-before its reader has finished call e. So no acknowledgements are needed. The number of the call lies in device memory, a
-word a program, so that a captured graph replays right.
+all ranks for call e are here, so nobody still reads what call e - 1 left, nor do kernels that followed it on a rank's stream.
+The counts themselves are doubled by the parity of e: a rank that writes those of call e has finished call e - 1, for which it
+needed everybody's counts, so everybody had finished call e - 2. `filled` has several writers, but for the same reason none
+of them adds for call e + 1 before its reader has finished call e. So no acknowledgements are needed. The number of the call
+lies in device memory, a word a program, so that a captured graph replays right.
 """
 
 import torch
@@ -75,7 +76,7 @@ def _gather_rows(
 
 @triton.jit
 def moe_dispatch_kernel(
-    x, ids, owners, first_expert, out, out_scales, out_counts, number, out_origin, out_rows, totals,
+    x, ids, owners, first_expert, out, out_scales, index, out_counts, number, out_origin, out_rows, totals,
     inbox, scales, source, origin, counts, arrived, counted, filled, place, partial, base, epochs,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
@@ -145,7 +146,7 @@ def moe_dispatch_kernel(
         start += BLOCK_T
     dl.notify_all(dl.signal_at(filled, me), ctx, 1, "add")
 
-    # Gather the rows.
+    # Gather the rows, or tell where they are.
     token = dl.wait(filled, (past + 1) * programs, ctx, "ge", world)
     inbox = dl.consume_token(inbox, token)
     r_lane = tl.arange(0, BLOCK_R)
@@ -155,21 +156,25 @@ def moe_dispatch_kernel(
         valid = row < rows_here
         tl.store(out_origin + row, tl.load(origin + row, mask=valid), mask=valid)
         at = tl.load(source + row, mask=valid, other=0)
-        _gather_rows(out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H, FP8)
+        if index is None:
+            _gather_rows(out, out_scales, inbox, scales, row, at, valid, H, BLOCK_H, FP8)
+        else:
+            tl.store(index + row, at, mask=valid)
         start += programs * BLOCK_R
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
-def gather_config(max_tokens):
+def gather_config(max_tokens, layout="rows"):
     """(constexprs and launch options of the kernel, programs) that suit this process's platform."""
     if triton_dist.backend == "cpu":
         return dict(BLOCK_T=64, BLOCK_R=64, BLOCK_H=1024), device_programs()
+    words = dict(BLOCK_R=128) if layout == "tokens" else {}  # of a row only a word is moved
     if triton_dist.backend == "nvidia":
         if max_tokens <= 2 * device_programs():  # a token a program, all of a row on its way at once
-            return dict(BLOCK_T=1, BLOCK_R=8, BLOCK_H=2048, num_warps=16), device_programs()
+            return dict(BLOCK_T=1, BLOCK_R=8, BLOCK_H=2048, num_warps=16) | words, device_programs()
         # maxnreg: so that two programs share a multiprocessor, as they must
-        return dict(BLOCK_T=2, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128), 2 * device_programs()
-    return dict(BLOCK_T=8, BLOCK_R=8, BLOCK_H=512), device_programs()
+        return dict(BLOCK_T=2, BLOCK_R=4, BLOCK_H=4096, num_warps=8, maxnreg=128) | words, 2 * device_programs()
+    return dict(BLOCK_T=8, BLOCK_R=8, BLOCK_H=512) | words, device_programs()
 
 
 class MoeDispatchGather:
@@ -196,10 +201,14 @@ class MoeDispatchGather:
 
     def __call__(self, x, ids, tokens, scales, counts, handle):
         o = self.owner
+        if handle.index is not None:
+            tokens = scales = None
+        elif scales is None:
+            scales = self.scales
         moe_dispatch_kernel[(self.programs,)](
-            x, ids, o.owner_table, o.first_expert, tokens, self.scales if scales is None else scales, counts, handle.number,
-            handle.origin, handle.rows, handle.totals, self.inbox, self.scales, self.source, self.origin, self.counts,
-            self.arrived, self.counted, self.filled, self.place, self.partial, self.base, self.epochs, x.shape[0], o.H, o.topk,
-            o.E, o.max_tokens, o.max_received, o.max_rows, x.stride(0), ids.stride(0), ids.stride(1), o.table,
+            x, ids, o.owner_table, o.first_expert, tokens, scales, handle.index, counts, handle.number, handle.origin,
+            handle.rows, handle.totals, self.inbox, self.scales, self.source, self.origin, self.counts, self.arrived,
+            self.counted, self.filled, self.place, self.partial, self.base, self.epochs, x.shape[0], o.H, o.topk, o.E,
+            o.max_tokens, o.max_received, o.max_rows, x.stride(0), ids.stride(0), ids.stride(1), o.table,
             **self.config, K_PAD=o.k_pad, COLUMNS=self.columns, FP8=o.fp8,
         )  # fmt: skip

@@ -1,5 +1,5 @@
 """MoE dispatch for GPUs, the method `pipelined` of `moe_dispatch`: the link works from the first moment on, and rows of the
-tokens that have come are written meanwhile.
+tokens that have come are written meanwhile. For the layout `tokens`, which has no rows, see moe_dispatch_pipelined_tokens.py.
 
 Some programs put (putters), the others count and place (placers), one tells: counts to all ranks, rows to the peers.
 
@@ -32,62 +32,10 @@ import triton_dist
 from triton_dist import language as dl
 
 from .arguments import device_programs
+from .moe_dispatch_roles import name_rows, number_rows, putter, share_of, teller
 from .moe_quantization import GROUP, quantize_tile
-from .moe_routing import MOST_CHUNK, expert_of, number_by_expert, rows_from_counts, sum_lines
 
 _GROUP = tl.constexpr(GROUP)
-_MARKED = tl.constexpr(MOST_CHUNK)  # tokens marked at a time
-_TOLD = tl.constexpr(2048)  # slots told at a time
-
-
-@triton.jit
-def _mark_tokens(
-    ids, first_expert, goes, T, topk, E, max_tokens, stride_t, stride_k, me, world, pid,
-    PUTTERS: tl.constexpr, CHUNK: tl.constexpr, K_PAD: tl.constexpr,
-):  # fmt: skip
-    """goes[i - 1, t]: whether token t of this putter's chunks goes to the peer of step i. In a block of its own, for beside the
-    tokens' columns every thread would read all ids."""
-    j = tl.arange(0, K_PAD)[None, :]
-    n = tl.arange(0, _MARKED)
-    first = pid * CHUNK
-    while first < T:
-        t = first + n // CHUNK * (PUTTERS * CHUNK) + n % CHUNK
-        at = t[:, None].to(tl.int64) * stride_t + j * stride_k
-        e = expert_of(ids, at, (t < T)[:, None] & (j < topk), E)
-        for i in range(1, world):
-            peer = dl.owner_first(i, me, world)
-            low, high = tl.load(first_expert + peer), tl.load(first_expert + peer + 1)
-            some = tl.max(((e >= low) & (e < high)).to(tl.int32), 1)
-            tl.store(goes + (i - 1) * max_tokens + t, some, mask=t < T)
-        first += PUTTERS * _MARKED
-    tl.debug_barrier()
-
-
-@triton.jit
-def _put_tokens(
-    x, goes, inbox, scales, start, end, H, max_tokens, stride_x, me, world, ctx,
-    BLOCK_P: tl.constexpr, BLOCK_H: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """Tokens start .. start + BLOCK_P - 1, below end, to the inboxes of the peers that have one of their experts."""
-    t = start + tl.arange(0, BLOCK_P)
-    inside = t < end
-    from_row = x + t[:, None].to(tl.int64) * stride_x
-    h = tl.arange(0, BLOCK_H)
-    for first in range(0, H, BLOCK_H):
-        cols = (first + h)[None, :]
-        tile = tl.load(from_row + cols, mask=inside[:, None] & (cols < H), other=0.0)
-        if FP8:
-            groups = tl.cdiv(H, _GROUP)
-            group = first // _GROUP + tl.arange(0, BLOCK_H // _GROUP)[None, :]
-            scaled, scale = quantize_tile(tile, BLOCK_P, BLOCK_H)
-            tile = scaled.to(inbox.dtype.element_ty)
-        for i in range(1, world):
-            peer = dl.owner_first(i, me, world)
-            sent = (tl.load(goes + (i - 1) * max_tokens + t, mask=inside, other=0) > 0)[:, None]
-            to = ((world - 1 - i) * max_tokens + t).to(tl.int64)[:, None]  # the peer sees this rank in its step world - i
-            tl.store(dl.symm_at(inbox, peer, ctx) + to * H + cols, tile, mask=sent & (cols < H))
-            if FP8:
-                dl.remote_store(scales + to * groups + group, scale, peer, ctx, sent & (group < groups))
 
 
 @triton.jit
@@ -126,52 +74,7 @@ def _place_tokens(
             tl.store(out + to * H + cols, tile, mask=mask, cache_modifier=MODIFIER, eviction_policy=ROWS)
             if FP8:
                 tl.store(out_scales + to * groups + group, scale, mask=(to >= 0) & (group < groups))
-    j = tl.arange(0, K_PAD)[None, :]
-    slot = t[:, None] * topk + j
-    named = inside[:, None] & (j < topk)
-    row = tl.load(rows + slot, mask=named, other=-1)
-    origin = source * max_tokens * topk + slot
-    tl.store(out_origin + row, origin, mask=row >= 0)
-    tl.store(out_map + origin, row, mask=named)
-
-
-@triton.jit
-def _tell_counts(
-    partial, counts, counted, lines, T, E, past, me, world, ctx, COLUMNS: tl.constexpr
-):
-    """The sums of this rank's lines of counts, to all ranks."""
-    c = tl.arange(0, COLUMNS)
-    width = E + world + 2
-    line = sum_lines(partial, lines, c, COLUMNS, COLUMNS)
-    line = tl.where(c == E + world + 1, T, line)
-    for i in range(0, world):
-        to = counts + ((past - past // 2 * 2) * world + me) * width + c
-        dl.remote_store(to, line, dl.owner_first(i + 1, me, world), ctx, c < width)
-    dl.notify_all(dl.signal_at(counted, me), ctx, past + 1)
-
-
-@triton.jit
-def _tell_rows(
-    ids, first_expert, number, rows, mapped, T, topk, E, max_tokens, stride_t, stride_k, past, me, world, ctx,
-    K_PAD: tl.constexpr,
-):  # fmt: skip
-    """Every peer the rows of the slots that live there."""
-    TOKENS: tl.constexpr = _TOLD // K_PAD if K_PAD < _TOLD else 1
-    j = tl.arange(0, K_PAD)[None, :]
-    start = 0
-    while start < T:
-        t = (start + tl.arange(0, TOKENS))[:, None]
-        inside = (t < T) & (j < topk)
-        slot = t * topk + j
-        row = tl.load(number + slot, mask=inside, other=-1)
-        e = expert_of(ids, t.to(tl.int64) * stride_t + j * stride_k, inside, E)
-        for i in range(1, world):
-            peer = dl.owner_first(i, me, world)
-            low, high = tl.load(first_expert + peer), tl.load(first_expert + peer + 1)
-            there = tl.where((e >= low) & (e < high), row, -1)
-            dl.remote_store(rows + me * max_tokens * topk + slot, there, peer, ctx, inside)
-        start += TOKENS
-    dl.notify_all(dl.signal_at(mapped, me), ctx, past + 1)
+    name_rows(out_origin, out_map, None, rows, t, inside, source, topk, max_tokens, K_PAD)
 
 
 @triton.jit
@@ -189,44 +92,24 @@ def moe_dispatch_pipelined_kernel(
     past = tl.max(tl.load(epochs + pid + tl.arange(0, 1)), 0)  # calls before this one
     chunks = tl.cdiv(max_tokens, CHUNK)
     if pid < PUTTERS:
-        if pid == 0:
-            dl.notify_all(dl.signal_at(begun, me), ctx, past + 1)
-        _mark_tokens(ids, first_expert, goes, T, topk, E, max_tokens, stride_t, stride_k, me, world, pid,
-                     PUTTERS, CHUNK, K_PAD)  # fmt: skip
-        token = dl.wait(begun, past + 1, ctx, "ge", world)
-        free = dl.consume_token(inbox, token)
-        free_scales = dl.consume_token(scales, token)
-        chunk = pid
-        while chunk * CHUNK < T:
-            end = tl.minimum(chunk * CHUNK + CHUNK, T)
-            start = chunk * CHUNK
-            while start < end:
-                _put_tokens(x, goes, free, free_scales, start, end, H, max_tokens, stride_x, me, world, ctx,
-                       BLOCK_P, BLOCK_H, FP8)  # fmt: skip
-                start += BLOCK_P
-            for i in range(1, world):
-                dl.notify(dl.signal_at(sent, me * chunks + chunk), dl.owner_first(i, me, world), ctx, past + 1)
-            chunk += PUTTERS
+        putter(x, ids, first_expert, inbox, scales, begun, sent, goes, past, pid, chunks, T, H, topk, E, max_tokens,
+               stride_x, stride_t, stride_k, me, world, ctx, PUTTERS, CHUNK, BLOCK_P, BLOCK_H, K_PAD, FP8, 0)  # fmt: skip
     else:
-        share = tl.cdiv(tl.cdiv(T, placers), BLOCK_C) * BLOCK_C  # tokens that a placer counts: whole blocks, so fewer lines
+        share = share_of(T, placers, BLOCK_C)
         if pid < PUTTERS + placers:
-            _count_and_place(x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
-                             out_rows, totals, inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial,
-                             base, past, pid - PUTTERS, placers, share, T, H, topk, E, max_tokens, max_received, max_rows,
-                             stride_x, stride_t, stride_k, ctx,
-                             CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, STREAM_ROWS, STREAM_TOKENS, FP8)  # fmt: skip
+            _placer(x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
+                    out_rows, totals, inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial,
+                    base, past, pid - PUTTERS, placers, share, T, H, topk, E, max_tokens, max_received, max_rows,
+                    stride_x, stride_t, stride_k, ctx,
+                    CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, STREAM_ROWS, STREAM_TOKENS, FP8)  # fmt: skip
         else:
-            token = dl.wait(arrived, (past + 1) * placers, ctx)
-            lines = tl.where(T > 0, tl.cdiv(T, tl.maximum(share, 1)), 0)
-            _tell_counts(dl.consume_token(partial, token), counts, counted, lines, T, E, past, me, world, ctx, COLUMNS)
-            token = dl.wait(numbered, (past + 1) * placers, ctx)
-            _tell_rows(ids, first_expert, dl.consume_token(number, token), rows, mapped, T, topk, E, max_tokens, stride_t,
-                       stride_k, past, me, world, ctx, K_PAD)  # fmt: skip
+            teller(ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, placers, share,
+                   T, topk, E, max_tokens, stride_t, stride_k, me, world, ctx, K_PAD, COLUMNS)  # fmt: skip
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
 
 @triton.jit
-def _count_and_place(
+def _placer(
     x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals,
     inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial, base, past, placer, placers, share,
     T, H, topk, E, max_tokens, max_received, max_rows, stride_x, stride_t, stride_k, ctx,
@@ -234,57 +117,11 @@ def _count_and_place(
     K_PAD: tl.constexpr, COLUMNS: tl.constexpr, STREAM_ROWS: tl.constexpr, STREAM_TOKENS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
-    width = E + world + 2  # experts, tokens that go to each rank, ids that do not exist, tokens
-    c = tl.arange(0, COLUMNS)
-
-    # Count the own tokens. The sums over placers and over ranks follow while the counts of the others come.
-    begin = tl.minimum(placer * share, T)
-    end = tl.minimum(begin + share, T)
-    if begin < end:
-        number_by_expert(ids, first_expert, number, partial + placer * COLUMNS, begin, end, topk, stride_t, stride_k, E, world,
-               BLOCK_C, K_PAD, COLUMNS)  # fmt: skip
-    dl.notify(arrived, me, ctx, 1, "add")
-    token = dl.wait(arrived, (past + 1) * placers, ctx)
-    earlier = tl.where(begin < end, placer, 0)  # nobody else's sum is needed
-    begins = sum_lines(dl.consume_token(partial, token), earlier, c, COLUMNS, COLUMNS)
-
-    # The row of every slot.
-    token = dl.wait(counted, past + 1, ctx, "ge", world)
-    matrix = dl.consume_token(counts, token) + (past - past // 2 * 2) * world * width
-    total = tl.zeros((COLUMNS,), tl.int32)
-    line = tl.arange(0, 8)[:, None]
-    for first in range(0, world, 8):
-        mask = (first + line < world) & (c < width)[None, :]
-        lines = tl.load(matrix + (first + line) * width + c[None, :], mask=mask, other=0)
-        total += tl.sum(lines, 0)
-        begins += tl.sum(tl.where(first + line < me, lines, 0), 0)
-    begins, failed, rows_here = rows_from_counts(
-        total, begins, matrix, first_expert, totals, out_tokens, placer == 0, c, width, E, me, world, max_received, max_rows
-    )
-    tl.store(base + placer * COLUMNS + c, begins)
-    tl.debug_barrier()
-    low, high = tl.load(first_expert + me), tl.load(first_expert + me + 1)
-    if placer == 0:
-        here = (c >= low) & (c < high)
-        tl.store(out_counts + tl.where(here, c - low, 0), tl.where(failed > 0, 0, total), mask=here)
-        tl.store(out_rows + tl.arange(0, 1), tl.where(failed > 0, -1, rows_here))
-
-    # The rows of the own tokens' slots: all for the program that tells the peers, those that are here for the placers.
-    t_lane, j = tl.arange(0, BLOCK_C), tl.arange(0, K_PAD)
-    start = begin
-    end = tl.where(failed > 0, begin, end)
-    while start < end:
-        t = (start + t_lane)[:, None]
-        inside = (t < end) & (j < topk)[None, :]
-        slot = t * topk + j[None, :]
-        n = tl.load(number + slot, mask=inside, other=-1)
-        kept = n >= 0
-        e = tl.where(kept, expert_of(ids, t.to(tl.int64) * stride_t + j[None, :] * stride_k, inside, E), 0)
-        row = tl.where(kept, n + tl.load(base + placer * COLUMNS + e, mask=kept, other=0), -1)
-        tl.store(number + slot, row, mask=inside)
-        tl.store(rows + me * max_tokens * topk + slot, tl.where((e >= low) & (e < high), row, -1), mask=inside)
-        start += BLOCK_C
-    dl.notify(numbered, me, ctx, 1, "add")
+    failed, matrix, width = number_rows(
+        ids, first_expert, out_counts, number, out_tokens, out_rows, totals, rows, counts, arrived, counted, numbered, partial,
+        base, past, placer, placers, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
+        BLOCK_C, K_PAD, COLUMNS,
+    )  # fmt: skip
 
     # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
     # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
@@ -356,13 +193,16 @@ class MoeDispatchPipelined:
     """Buffers of a context. Symmetric memory: (W - 1) * max_tokens tokens of the payload (and their scales), 4 bytes for each
     of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens) + 2 signals."""
 
+    own = 0  # 1: the inbox has a region for this rank's tokens, too
+
     def __init__(self, owner, config, programs):
         """`owner`: the MoeDispatchContext that the memory belongs to."""
         self.owner, self.config, self.programs = owner, config, programs
         world, max_tokens = owner.num_ranks, owner.max_tokens
         width = owner.E + world + 2
         self.columns = triton.next_power_of_2(width)
-        received = max((world - 1) * max_tokens, 1)
+        regions = world - 1 + self.own
+        received = max(regions * max_tokens, 1)
         self.inbox = owner.tensor((received, owner.H), owner.payload_dtype)
         self.scales = owner.tensor((received if owner.fp8 else 1, owner.groups), torch.float32)
         self.rows, self.counts = (
@@ -371,7 +211,7 @@ class MoeDispatchPipelined:
         self.arrived, self.numbered = owner.signals(1), owner.signals(1)
         self.begun, self.counted, self.mapped = (owner.signals(world) for _ in range(3))
         self.sent = owner.signals(world * max(triton.cdiv(max_tokens, config["CHUNK"]), 1))
-        self.goes = owner.local(max(world - 1, 1), max_tokens)
+        self.goes = owner.local(max(regions, 1), max_tokens)
         self.partial, self.base = (owner.local(programs, self.columns) for _ in range(2))
         self.epochs = owner.local(programs)
 

@@ -38,19 +38,19 @@ def fit_putters(defaults, programs):
     return config, default_programs
 
 
-def pipeline_problem(config, programs, others):
+def pipeline_problem(config, programs, others, block="BLOCK_T"):
     """What is wrong with a config of a method `pipelined`, or None: it must leave `others` programs besides the putters, and
-    its chunks must be made of whole blocks of tokens."""
-    putters, chunk, tokens = (config[entry] for entry in ("PUTTERS", "CHUNK", "BLOCK_T"))
+    its chunks must be made of whole blocks of tokens, those of the entry `block`."""
+    putters, chunk, tokens = (config[entry] for entry in ("PUTTERS", "CHUNK", block))
     if putters > programs - others:
         return f"PUTTERS is {putters} of {programs} programs: leave {others} for the rest"
     if not (tokens <= chunk <= MOST_CHUNK and chunk & (chunk - 1) == 0):
-        return f"CHUNK is {chunk}: give a power of two from BLOCK_T, {tokens}, to {MOST_CHUNK}"
+        return f"CHUNK is {chunk}: give a power of two from {block}, {tokens}, to {MOST_CHUNK}"
 
 
-def need_pipeline(call, config, programs, others):
+def need_pipeline(call, config, programs, others, block="BLOCK_T"):
     """ValueError unless `pipeline_problem` has none."""
-    problem = pipeline_problem(config, programs, others)
+    problem = pipeline_problem(config, programs, others, block)
     need(call, problem is None, problem)
 
 

@@ -8,13 +8,11 @@ from triton_dist import shmem
 from triton_dist.tuning import autotune, identity
 
 from .collectives import AllGather, AllReduce, ReduceScatter
-from .experts import MoeDispatch
+from .experts import MoeDispatch, MoeDispatchTokens
 from .gemms import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 
-OPERATORS = {
-    one.name: one
-    for one in (AllGatherGemm, GemmReduceScatter, GemmAllReduce, AllReduce, AllGather, ReduceScatter, MoeDispatch)
-}
+GEMMS, COLLECTIVES = (AllGatherGemm, GemmReduceScatter, GemmAllReduce), (AllReduce, AllGather, ReduceScatter)
+OPERATORS = {one.name: one for one in (*GEMMS, *COLLECTIVES, MoeDispatch, MoeDispatchTokens)}
 
 
 def tune(operator, shape, dtype, team=0, ways=None, samples=9, candidates=None, cached=True, again=False):

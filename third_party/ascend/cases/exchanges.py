@@ -42,16 +42,21 @@ for t, size in (("i8", 1), ("i16", 2), ("i32", 4), ("i64", 8)):
 
 
 
-def _dispatch(name, t, payload, ids="i32", refused=None):
+def _dispatch(name, t, payload, ids="i32", refused=None, tokens=False):
+    """tokens: of the layout tokens, where an index is written for the rows."""
+    if tokens:
+        written, block, others = "index: *i32", 128, dict(out=None, out_scales=None)
+    else:
+        written, block, others = f"out: *{payload}, out_scales: *fp32", 8, dict(index=None)
     _case(
         f"moe_dispatch {name}", "moe_dispatch_gather.py:moe_dispatch_kernel",
-        f"x: *{t}, ids: *{ids}, owners: *i32, first_expert: *i32, out: *{payload}, out_scales: *fp32, out_counts: *i32, "
+        f"x: *{t}, ids: *{ids}, owners: *i32, first_expert: *i32, {written}, out_counts: *i32, "
         "number: *i32, out_origin: *i32, out_rows: *i32, totals: *i32, "
         f"inbox: *{payload}, scales: *fp32, source: *i32, origin: *i32, counts: *i32, arrived: *i32, counted: *i32, "
         "filled: *i32, place: *i32, partial: *i32, base: *i32, epochs: *i32, "
         "T: i32, H: i32, topk: i32, E: i32, max_tokens: i32, max_received: i32, max_rows: i32, stride_x: i32, "
         "stride_t: i32, ctx: *i64",
-        refused, stride_k=1, BLOCK_T=8, BLOCK_R=8, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t,
+        refused, stride_k=1, BLOCK_T=8, BLOCK_R=block, BLOCK_H=512, K_PAD=8, COLUMNS=128, FP8=payload != t, **others,
     )  # fmt: skip
 
 
@@ -65,4 +70,5 @@ for t in ("fp16", "bf16", "fp32"):
         "stride_out: i32, ctx: *i64",
         stride_wk=1, BLOCK_T=8, BLOCK_H=512, TOPK=8,
     )  # fmt: skip
+_dispatch("bf16 tokens", "bf16", "bf16", tokens=True)
 _dispatch("bf16 as fp8", "bf16", "fp8e4nv", refused="fp8")

@@ -176,11 +176,12 @@ def run_qkv_all_to_all():
     context.free()
 
 
-def run_moe(method, tiles, of_dispatch, programs):
+def run_moe(method, tiles, of_dispatch, programs, layout="rows"):
     """Two dispatches in a row, which no combine orders, then combines in a row, of other values each; then one of each."""
     T, H, topk, experts = 5, 16, 2, 2 * shmem.pe_count() + 1
     config = dict(BLOCK_H=16, **tiles)
     options = dict(config={**config, **of_dispatch}, programs=programs)
+    options["layout"] = layout
     dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **options)
     combine = kernels.create_moe_combine_context(dispatch, config=config, programs=programs)
     for calls in (2, 1):
@@ -191,7 +192,11 @@ def run_moe(method, tiles, of_dispatch, programs):
             ids = torch.rand(T, experts, generator=generator).topk(topk).indices
             ids[0, 0] = -1
             weights = torch.rand(T, topk, generator=generator)
-            rows, _, handle = kernels.moe_dispatch(x, ids, dispatch)
+            rows, counts, handle = kernels.moe_dispatch(x, ids, dispatch)
+            if layout == "tokens":  # read before the next dispatch, in whose time peers write there
+                n = int(counts.sum())
+                y = poisoned((dispatch.max_rows, H), torch.float32)
+                y[:n], rows = rows[handle.index[:n].long()], y
             sent.append((x * (weights * (ids >= 0)).sum(1, keepdim=True), rows, weights, handle))
         for factor in range(1, calls + 1):
             for call, (expected, rows, weights, handle) in enumerate(sent):
@@ -231,6 +236,10 @@ PROGRAMS = {
     "qkv_all_to_all": run_qkv_all_to_all,
     "moe gather": functools.partial(run_moe, "gather", dict(BLOCK_T=4), {}, 2),
     "moe pipelined": functools.partial(run_moe, "pipelined", dict(BLOCK_T=2, CHUNK=2), dict(BLOCK_C=2), 4),
+    "moe gather tokens": functools.partial(run_moe, "gather", dict(BLOCK_T=4), {}, 2, "tokens"),
+    "moe pipelined tokens": functools.partial(
+        run_moe, "pipelined", dict(BLOCK_T=2, CHUNK=2), dict(BLOCK_C=2, BLOCK_P=2), 4, "tokens"
+    ),
 }
 
 PRODUCT = ["--M", "40", "--N", "24", "--K", "16", "--warmup", "2"]

@@ -99,8 +99,10 @@ FILES = {
     "all_to_all": ["all_to_all"],
     "sequence_all_to_all": ["sequence_all_to_all"],
     "qkv_all_to_all": ["qkv_all_to_all"],
-    "moe_dispatch_gather": ["moe gather"],
+    "moe_dispatch_gather": ["moe gather", "moe gather tokens"],
+    "moe_dispatch_roles": ["moe pipelined", "moe pipelined tokens"],
     "moe_dispatch_pipelined": ["moe pipelined"],
+    "moe_dispatch_pipelined_tokens": ["moe pipelined tokens"],
     "moe_combine": ["moe gather"],
     "moe_combine_pipelined": ["moe pipelined"],
 }

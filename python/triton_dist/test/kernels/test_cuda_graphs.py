@@ -78,18 +78,22 @@ def gemm_allreduce(method):
     return make
 
 
-def moe():
+def moe(layout="rows"):
     T, H, k, E = 64, 256, 4, 16
-    dispatch = kernels.create_moe_dispatch_context(T, H, k, E, BF16)
+    dispatch = kernels.create_moe_dispatch_context(T, H, k, E, BF16, layout=layout)
     combine = kernels.create_moe_combine_context(dispatch)
     x, weights, out = random(T, H), random(T, k, dtype=torch.float32), random(T, H)
     ids = torch.rand(T, E, device=x.device).topk(k).indices.to(torch.int32)
-    result = dispatch.empty()
-    result[0].zero_()
+    tokens, _, handle = result = dispatch.empty()
+    y = tokens.zero_() if layout == "rows" else x.new_zeros(dispatch.max_rows, H)
+    if layout == "tokens":
+        handle.index.zero_()
 
     def call():
         kernels.moe_dispatch(x, ids, dispatch, result, check=False)
-        kernels.moe_combine(result[0], weights, result[2], combine, out)
+        if layout == "tokens":
+            torch.index_select(tokens, 0, handle.index, out=y)
+        kernels.moe_combine(y, weights, handle, combine, out)
 
     class Both:
         def free(self):
@@ -103,6 +107,7 @@ OPERATORS = {
     "all_gather": all_gather,
     "reduce_scatter": reduce_scatter,
     "moe dispatch and combine": moe,
+    "moe dispatch and combine, tokens in place": lambda: moe("tokens"),
     **{f"all_reduce {method}": all_reduce(method) for method in (None, *METHODS["all_reduce"])},
     **{f"allgather_gemm {method}": allgather_gemm(method) for method in METHODS["allgather_gemm"]},
     **{f"gemm_reduce_scatter {method}": gemm_reduce_scatter(method) for method in METHODS["gemm_reduce_scatter"]},

@@ -25,7 +25,10 @@ COMBINE = {
     "gather": dict(config=dict(BLOCK_T=4, BLOCK_H=64), programs=3),
     "pipelined": dict(config=dict(PIPELINED, BLOCK_S=4), programs=3),
 }
-methods = pytest.mark.parametrize("method", DISPATCH)
+methods = pytest.mark.parametrize("method", list(COMBINE))
+DISPATCH |= {f"{name} tokens": dict(options, layout="tokens") for name, options in DISPATCH.items()}
+COMBINE |= {f"{name} tokens": options for name, options in COMBINE.items()}
+layouts = pytest.mark.parametrize("method", list(DISPATCH))
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -42,12 +45,14 @@ def expert(e, rows):
     return rows * (e + 1) - 0.5
 
 
-def all_experts(tokens, counts, owners, rank):
+def all_experts(tokens, counts, handle):
     """`expert`, applied to the rows of a dispatch; what lies behind the last row is poisoned."""
-    y, at = torch.full_like(tokens, float("nan")), 0
-    mine = [e for e, owner in enumerate(owners) if owner == rank]
+    context, at = handle.context, 0
+    y = torch.full((context.max_rows, context.H), float("nan"), dtype=tokens.dtype, device=tokens.device)
+    mine = [e for e, owner in enumerate(context.owners) if owner == context.rank]
     for e, n in zip(mine, counts.tolist()):
-        y[at : at + n] = expert(e, tokens[at : at + n])
+        rows = slice(at, at + n)
+        y[rows] = expert(e, tokens[rows] if handle.index is None else tokens[handle.index[rows].long()])
         at += n
     return y
 
@@ -70,8 +75,8 @@ def run_case(method, tokens, H, k, E, dtype, seed, placement=None, dropped=0.2, 
     for call in range(calls):
         T = tokens[(rank + call) % len(tokens)]
         x, ids, weights = routing(T, H, k, E, dtype, seed + 100 * rank + call, dropped)
-        rows, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
-        y = all_experts(rows, counts, dispatch.owners, rank)
+        tokens_here, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
+        y = all_experts(tokens_here, counts, handle)
         out = torch.full((T, H), 7.0, dtype=dtype, device=device)
         assert moe_combine(y, weights.to(device), handle, context, out) is out
         check(out, x, ids, weights, E)
@@ -115,7 +120,7 @@ def lots(world):
     )
 
 
-@methods
+@layouts
 @settings(max_examples=3, deadline=None, database=None)
 @given(data=st.data())
 def test_any_routing(method, data, ranks):
@@ -136,8 +141,8 @@ def delayed_calls(method, calls):
             time.sleep(rng.random() * 0.01)
         if call % 5 == 0:
             x, ids, weights = routing(T, H, k, E, torch.float32, 1000 * rank + call)
-            rows, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
-            y = all_experts(rows, counts, dispatch.owners, rank)
+            tokens, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
+            y = all_experts(tokens, counts, handle)
             expected = reference(x, ids, weights, expert, E)
         moe_combine(y * (call + 1), weights.to(device), handle, context, out)
         assert torch.allclose(out.cpu(), expected * (call + 1), rtol=1e-5, atol=1e-5 * (call + 1)), call
@@ -166,14 +171,15 @@ def strided_and_failed(method):
     context = create_moe_combine_context(dispatch, **COMBINE[method])
     crowded = torch.zeros(T, k, dtype=torch.int32, device=device)
     x = torch.randn(T, H).half().to(device)
-    rows, _, handle = moe_dispatch(x, crowded, dispatch, check=False)
+    _, _, handle = moe_dispatch(x, crowded, dispatch, check=False)
     weights = torch.ones(T, k, device=device)
-    assert moe_combine(rows.zero_(), weights, handle, context).isnan().all()
+    y = torch.zeros(dispatch.max_rows, H, dtype=torch.float16, device=device)
+    assert moe_combine(y, weights, handle, context).isnan().all()
 
     x, ids, weights = routing(5, H, k, E, torch.float16, shmem.my_pe())
-    rows, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
+    tokens, counts, handle = moe_dispatch(x.to(device), ids.to(device), dispatch)
     wide = torch.full((dispatch.max_rows, H + 3), float("nan"), dtype=torch.float16, device=device)
-    wide[:, 2 : 2 + H] = all_experts(rows, counts, dispatch.owners, shmem.my_pe())
+    wide[:, 2 : 2 + H] = all_experts(tokens, counts, handle)
     out = torch.full((5, H + 8), -7.0, dtype=torch.float16, device=device)
     turned = weights.T.contiguous().T.to(device)
     moe_combine(wide[:, 2 : 2 + H], turned, handle, context, out[:, 4 : 4 + H])
@@ -181,7 +187,7 @@ def strided_and_failed(method):
     assert (out[:, :4] == -7).all() and (out[:, 4 + H :] == -7).all()
 
 
-@methods
+@layouts
 def test_a_failed_dispatch_gives_nan_and_strided_operands_work(method, ranks):
     ranks(2).run(strided_and_failed, method)
 

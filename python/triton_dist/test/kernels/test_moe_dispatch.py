@@ -21,6 +21,7 @@ SMALL = {
     "gather": dict(method="gather", config=dict(BLOCK_T=4, BLOCK_H=64), programs=3),
     "pipelined": dict(method="pipelined", config=dict(BLOCK_P=4, BLOCK_T=2, CHUNK=4, BLOCK_C=4, BLOCK_H=64), programs=4),
 }
+SMALL |= {f"{name} tokens": dict(small, layout="tokens") for name, small in SMALL.items()}
 methods = pytest.mark.parametrize("method", SMALL)
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -34,8 +35,25 @@ def routing(tokens, H, k, E, dtype, seed, dropped=0.2, ids_dtype=torch.int64):
     return xs, ids
 
 
+def poisoned(context):
+    out = context.empty()
+    if context.layout == "tokens":
+        out[2].index.fill_(-7)
+    return out
+
+
+def rows_of(result, n, context):
+    """The first n rows of a result, or of each part of an fp8 one."""
+    tokens, _, handle = result
+    if context.layout == "rows":
+        assert handle.index is None
+        return [part[:n].cpu() for part in (tokens if context.fp8 else [tokens])]
+    assert handle.index.dtype == torch.int32 and handle.index.shape == (context.max_rows,)
+    return [part[handle.index[:n].long()].cpu() for part in (tokens if context.fp8 else [tokens])]
+
+
 def check(result, xs, ids, context, rank):
-    tokens, counts, handle = result
+    _, counts, handle = result
     rows, expected, origin = grouped(xs, ids, context.owners, rank)
     n = len(rows)
     assert torch.equal(counts.cpu(), expected), (counts, expected)
@@ -43,10 +61,11 @@ def check(result, xs, ids, context, rank):
     flat = (origin[:, 0] * context.max_tokens + origin[:, 1]) * context.topk + origin[:, 2]
     assert torch.equal(handle.origin[:n].cpu().long(), flat)
     assert torch.equal(handle.number[: len(ids[rank])].cpu() >= 0, ids[rank] >= 0)
-    if not context.fp8:
-        assert torch.equal(tokens[:n].cpu(), rows)
+    payload, *scales = rows_of(result, n, context)
+    if not scales:
+        assert torch.equal(payload, rows)
         return
-    payload, scales = (part[:n].cpu() for part in tokens)
+    scales = scales[0]
     if triton_dist.backend == "cpu":
         right, right_scales = quantize(rows)
         assert torch.equal(payload.view(torch.uint8), right.view(torch.uint8)) and torch.equal(scales, right_scales)
@@ -64,7 +83,10 @@ def run_case(
     for call in range(calls):
         turn = [tokens[(r + call) % len(tokens)] for r in range(len(tokens))]
         xs, ids = routing(turn, H, k, E, dtype, seed + call, dropped, ids_dtype)
-        check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context), xs, ids, context, rank)
+        out = poisoned(context)
+        result = moe_dispatch(xs[rank].to(device), ids[rank].to(device), context, out)
+        check(result, xs, ids, context, rank)
+        assert context.layout == "rows" or (out[2].index[int(out[1].sum()) :] == -7).all()
     context.free()
 
 
@@ -80,8 +102,13 @@ def all_sorts(method):
     run_case(method, [0] * world, 16, 4, 9, torch.bfloat16, 6, calls=1)
 
 
-@methods
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+# The combine's test of the same name dispatches rows by every method on any number of ranks.
+EVERY = [(2, method) for method in SMALL]
+EVERY += [(1, "gather"), (3, "gather tokens"), (4, "gather")]
+EVERY += [(1, "pipelined tokens"), (3, "pipelined"), (4, "pipelined tokens")]
+
+
+@pytest.mark.parametrize("world, method", EVERY)
 def test_every_dtype_ragged_tokens_uneven_experts_and_nothing_at_all(world, method, ranks):
     ranks(world).run(all_sorts, method, timeout=240)
 
@@ -128,8 +155,9 @@ def overflow(method):
         for _ in range(2):
             with pytest.raises(OverflowError, match=f"{what}.*raise {name}"):
                 moe_dispatch(x, crowded, context)
-            _, counts, handle = moe_dispatch(x, crowded, context, check=False)
+            _, counts, handle = moe_dispatch(x, crowded, context, poisoned(context), check=False)
             assert handle.rows.item() == -1 and not counts.any()
+            assert handle.index is None or (handle.index == -7).all()
             ids[rank][4:] = -1
         fits = [torch.tensor([[0, 3]] * 2 + [[-1, 1]] * 3 + [[2, -1]] * 3)] * world
         check(moe_dispatch(x, fits[0].to(device), context), xs, fits, context, rank)
@@ -147,7 +175,8 @@ def test_overflow_anywhere_is_the_same_error_everywhere_and_the_next_call_works(
 
 
 def delayed_calls(method, calls):
-    """Ranks drift apart at random; tokens, routing and sizes differ from call to call, so that anything stale shows."""
+    """Ranks drift apart at random; tokens, routing and sizes differ from call to call, so that anything stale shows. With the
+    layout tokens they are also read late, when peers may have gone on to their next calls."""
     rank, world, device = shmem.my_pe(), shmem.pe_count(), shmem.device()
     H, k, E, most = 16, 2, 5, 6
     context = create_moe_dispatch_context(most, H, k, E, torch.float32, **SMALL[method])
@@ -159,13 +188,16 @@ def delayed_calls(method, calls):
             time.sleep(rng.random() * 0.01)
         xs, ids = lots[call % len(lots)]
         xs = [x + call for x in xs]
-        check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context, out), xs, ids, context, rank)
+        result = moe_dispatch(xs[rank].to(device), ids[rank].to(device), context, out)
+        if context.layout == "tokens" and rng.random() < 0.2:
+            time.sleep(rng.random() * 0.01)
+        check(result, xs, ids, context, rank)
     return True
 
 
 @methods
 def test_many_calls_with_ranks_delayed_at_random(method, ranks, many):
-    assert all(ranks(3).run(delayed_calls, method, many(50), timeout=600))
+    assert all(ranks(3).run(delayed_calls, method, many(30), timeout=600))
 
 
 def in_a_team(method):
@@ -203,6 +235,7 @@ def wrong_operands(method):
     context = create_moe_dispatch_context(**create)
     x, ids = torch.zeros(8, 16, device=device), torch.zeros(8, 2, dtype=torch.int64, device=device)
     other = create_moe_dispatch_context(**create)
+    tokens, counts, handle = context.empty()
     wrong = {
         "x has 9 tokens": (torch.zeros(9, 16, device=device), ids, None),
         "x is .*8, 15": (x[:, :15], ids, None),
@@ -211,7 +244,17 @@ def wrong_operands(method):
         "topk_ids is .*8, 1.*, it must be .*8, 2": (x, ids[:, :1], None),
         "topk_ids is torch.int16": (x, ids.short(), None),
         "out does not fit": (x, ids, other.empty()),
+        "out does not fit: make it with empty": (x, ids, (tokens[1:], counts, handle)),
     }
+    if context.layout == "tokens":
+        wrong |= {
+            "out does not fit: make it with .*, whose tokens are the context's": (x, ids, (tokens.clone(), counts, handle)),
+            "x lies in the context's own memory": (tokens[3:6], ids[:3], None),
+        }
+    else:
+        wrong["out and x overlap"] = (tokens[3:6], ids[:3], (tokens, counts, handle))
+    pipelined = dict(method="pipelined", layout=context.layout)
+    block = "BLOCK_T" if context.layout == "rows" else "BLOCK_P"
     for text, (a, b, out) in wrong.items():
         with pytest.raises(ValueError, match=f"rank {rank}: moe_dispatch: {text}"):
             moe_dispatch(a, b, context, out)
@@ -227,11 +270,13 @@ def wrong_operands(method):
         "max_rows is -1": dict(max_rows=-1),
         "BLOCK_Q": dict(config={"BLOCK_Q": 1}),
         "method is 'fast': give one of gather, pipelined": dict(method="fast"),
-        "PUTTERS is 3 of 4 programs": dict(method="pipelined", config={"PUTTERS": 3}, programs=4),
-        "CHUNK is 6: give a power of two from BLOCK_T, 4, to 64": dict(method="pipelined", config={"CHUNK": 6, "BLOCK_T": 4}),
-        "STREAM_ROWS is 3: give an integer from 0 to 2": dict(method="pipelined", config={"STREAM_ROWS": 3}),
-        "STREAM_TOKENS is -1": dict(method="pipelined", config={"STREAM_TOKENS": -1}),
-        "programs is 2": dict(method="pipelined", config=None, programs=2),
+        "layout is 'columns': give one of rows, tokens": dict(layout="columns"),
+        "PUTTERS is 3 of 4 programs": dict(pipelined, config={"PUTTERS": 3}, programs=4),
+        f"CHUNK is 6: give a power of two from {block}, 4, to 64": dict(pipelined, config={"CHUNK": 6, block: 4}),
+        "STREAM_ROWS is 3: give an integer from 0 to 2": dict(method="pipelined", layout="rows", config={"STREAM_ROWS": 3}),
+        "STREAM_TOKENS is -1": dict(method="pipelined", layout="rows", config={"STREAM_TOKENS": -1}),
+        r"config has \['STREAM_ROWS'\]": dict(method="pipelined", layout="tokens", config={"STREAM_ROWS": 1}),
+        "programs is 2": dict(pipelined, config=None, programs=2),
         "do not fit 31 bits": dict(max_tokens=2**30),
     }.items():
         with pytest.raises(ValueError, match=text):

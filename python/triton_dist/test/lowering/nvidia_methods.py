@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from triton_dist.kernels import all_reduce_sentinel as sentinel
 from triton_dist.kernels import moe_combine_pipelined as combine
 from triton_dist.kernels import moe_dispatch_pipelined as dispatch
+from triton_dist.kernels import moe_dispatch_pipelined_tokens as in_place
 from triton_dist.kernels.all_reduce_flagged import BLOCK, NUM_WARPS, flagged_kernel
 from triton_dist.kernels.all_reduce_pipelined import BLOCK_BYTES, PARTS, pipelined_kernel
 from triton_dist.kernels.gemm_allreduce_tma import gemm_allreduce_tma_kernel
@@ -32,7 +33,8 @@ from triton_dist.kernels.moe_combine import moe_combine_kernel
 MULTIPROCESSORS = 132  # of an H200
 POINTERS = {
     "i32": "ready result calls epochs state origin number rows filled read ids owners first_expert out_counts out_origin "
-    "out_map out_tokens out_rows totals counts begun arrived counted numbered mapped sent partial base map tokens goes".split(),
+    "out_map out_tokens out_rows totals counts begun arrived counted numbered mapped sent partial base map tokens goes "
+    "index".split(),
     "i64": ["ctx"],
     "fp32": ["weights"],
 }
@@ -80,6 +82,9 @@ def moe_pipelined():
         constants, options = shipped(config, K_PAD=8, COLUMNS=columns, FP8=payload == "*fp8e4nv", stride_k=1)
         types = dict(x="*bf16", out=payload, inbox=payload, scales="*fp32", out_scales="*fp32")
         results[f"dispatch pipelined{size}"] = compiled(dispatch.moe_dispatch_pipelined_kernel, constants, options, types)
+        config, _ = in_place.pipelined_tokens_config(tokens, hidden)
+        constants, options = shipped(config, K_PAD=8, COLUMNS=columns, FP8=payload == "*fp8e4nv", stride_k=1)
+        results[f"dispatch tokens{size}"] = compiled(in_place.moe_dispatch_tokens_kernel, constants, options, types)
         constants, options = shipped(combine.pipelined_config(tokens, hidden)[0], TOPK=8, stride_wk=1)
         types = dict.fromkeys(("y", "out", "returned"), "*bf16")
         results[f"combine pipelined{size}"] = compiled(combine.moe_combine_pipelined_kernel, constants, options, types)
@@ -99,7 +104,7 @@ def main(out):
     results["added"] = compiled(add_others_kernel, *shipped(ADD, ME=0, WORLD=2), types)
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
-    for module in (sentinel, dispatch, combine):
+    for module in (sentinel, dispatch, in_place, combine):
         module.device_programs = lambda: MULTIPROCESSORS  # there may be no device to ask
     words, warps, programs = sentinel.default_config()
     constants = dict(OP="sum", WORLD=2, BLOCK=words, PROGRAMS=programs)

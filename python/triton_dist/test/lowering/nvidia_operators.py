@@ -163,15 +163,15 @@ def qkv():
     kernels.qkv_all_to_all(random(1024, 32, 128), random(1024, 8, 128), random(1024, 8, 128), made)
 
 
-def moe(tokens, hidden, topk, experts, fp8):
+def moe(tokens, hidden, topk, experts, fp8, **options):
     def case():
-        dispatch = kernels.create_moe_dispatch_context(tokens, hidden, topk, experts, BF16, fp8=fp8)
+        dispatch = kernels.create_moe_dispatch_context(tokens, hidden, topk, experts, BF16, fp8=fp8, **options)
         combine = kernels.create_moe_combine_context(dispatch)
         ids = torch.stack([torch.randperm(experts)[:topk] for _ in range(tokens)]).to(torch.int32)
         result = dispatch.empty()
         kernels.moe_dispatch(random(tokens, hidden), ids, dispatch, result, check=False)
-        rows = result[0][0] if fp8 else result[0]
-        kernels.moe_combine(torch.zeros(rows.shape, dtype=BF16), torch.rand(tokens, topk), result[2], combine)
+        y = torch.zeros(dispatch.max_rows, hidden, dtype=BF16)
+        kernels.moe_combine(y, torch.rand(tokens, topk), result[2], combine)
 
     return case
 
@@ -205,6 +205,9 @@ CASES = {
     "qkv_all_to_all": qkv,
     "moe large": moe(4096, 4096, 8, 64, False),
     "moe small fp8": moe(128, 7168, 8, 256, True),
+    "moe large tokens": moe(4096, 4096, 8, 64, False, layout="tokens"),
+    "moe small fp8 tokens": moe(128, 7168, 8, 256, True, layout="tokens"),
+    "moe gather tokens": moe(4096, 4096, 8, 64, False, layout="tokens", method="gather"),
 }  # fmt: skip
 
 

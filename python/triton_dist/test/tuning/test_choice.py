@@ -13,7 +13,7 @@ import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
 from triton_dist.kernels import create_gemm_reduce_scatter_context, gemm_reduce_scatter
 from triton_dist.kernels.all_reduce import SENTINEL_BYTES, short_bytes
-from triton_dist.kernels import moe_dispatch_gather, moe_dispatch_pipelined
+from triton_dist.kernels import moe_dispatch_gather, moe_dispatch_pipelined, moe_dispatch_pipelined_tokens
 from triton_dist.kernels.arguments import chosen_candidate, chosen_method, tuned_arguments
 from triton_dist.kernels.gemm_reduce_scatter import METHODS as GEMM_REDUCE_SCATTER_METHODS
 from triton_dist.kernels.moe_dispatch import _configured, default_config
@@ -115,10 +115,29 @@ def test_a_measured_configuration_comes_with_its_method(ranks, tmp_path):
     ranks(2).run(whole_candidates, tmp_path)
 
 
+def names_of_layouts():
+    asked = []
+
+    def choose(*given):
+        asked.append(given[-2:])
+        return dict(method="gather")
+
+    with mock.patch.object(kernels_moe_dispatch, "chosen_candidate", choose):
+        for layout in kernels_moe_dispatch.LAYOUTS:
+            kernels_moe_dispatch.create_moe_dispatch_context(4, 8, 2, 3, torch.float32, layout=layout).free()
+    key = dict(tokens=4, hidden=8, topk=2, experts=3, fp8=False, dtype="float32")
+    assert asked == [("moe_dispatch", key), ("moe_dispatch_tokens", key)]
+
+
+def test_layouts_of_a_dispatch_are_measured_under_names_of_their_own(ranks):
+    ranks(1).run(names_of_layouts)
+
+
 def test_a_measured_configuration_is_taken_where_it_fits():
     small, programs = dict(PUTTERS=66, BLOCK_P=2, BLOCK_T=1, num_warps=4), 528
     with h200() as platform:
-        for module in (moe_dispatch_gather, moe_dispatch_pipelined, kernels_moe_dispatch):
+        modules = moe_dispatch_gather, moe_dispatch_pipelined, moe_dispatch_pipelined_tokens, kernels_moe_dispatch
+        for module in modules:
             platform.enter_context(mock.patch.object(module, "device_programs", lambda: multiprocessors))
         multiprocessors = 132
         defaults = default_config("pipelined", 4096, 4096)
@@ -129,6 +148,10 @@ def test_a_measured_configuration_is_taken_where_it_fits():
         few = default_config("pipelined", 128, 4096)
         assert few[0]["CHUNK"] < 4 and _configured(128, 4096, "pipelined", dict(BLOCK_T=4)) == few
         assert _configured(4096, 4096, "pipelined", dict(BLOCK_OF_ANOTHER_VERSION=4)) == defaults
+        in_place = default_config("pipelined", 4096, 4096, "tokens")
+        assert _configured(4096, 4096, "pipelined", small, programs, "tokens") == ({**in_place[0], **small}, programs)
+        assert _configured(4096, 4096, "pipelined", dict(STREAM_ROWS=1), layout="tokens") == in_place  # of the layout rows
+        assert _configured(4096, 4096, "pipelined", dict(BLOCK_P=16), layout="tokens") == in_place  # chunks of 8
         multiprocessors = 66  # half of the device, see `concurrent`
         assert _configured(4096, 4096, "pipelined", small, programs) == default_config("pipelined", 4096, 4096)
 

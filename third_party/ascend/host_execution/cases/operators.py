@@ -262,12 +262,12 @@ def routing(seed, rank, T, H, k, E, dtype):
     return values(seed, rank, (T, H), dtype), torch.where(values(seed, rank + 90, (T, k), torch.int32) < -60, -1, ids)
 
 
-def moe(dtype, fp8=False, combine=False):
+def moe(dtype, fp8=False, combine=False, layout="rows"):
     def run(seed):
         me, world, *_ = who()
         T, H, k, E, found = 9, 40, 3, 7, []
         small = dict(config=dict(BLOCK_T=4, BLOCK_H=32), programs=2)
-        context = kernels.create_moe_dispatch_context(T, H, k, E, dtype, fp8=fp8, **small)
+        context = kernels.create_moe_dispatch_context(T, H, k, E, dtype, fp8=fp8, layout=layout, **small)
         back = kernels.create_moe_combine_context(context, **small) if combine else None
         for call in range(2):
             tokens = [(T, 4, 0, 7)[(r + call) % 4] for r in range(world)]
@@ -275,6 +275,8 @@ def moe(dtype, fp8=False, combine=False):
             xs, ids = [x for x, _ in lots], [i for _, i in lots]
             result, counts, handle = kernels.moe_dispatch(xs[me], ids[me], context)
             rows, expected, _ = grouped(xs, ids, context.owners, me)
+            if layout == "tokens":
+                result = result[handle.index[: len(rows)].long()]
             found.append((f"call {call}: counts", counts, expected, 0))
             if fp8:
                 payload, scales = quantize(rows)
@@ -283,7 +285,7 @@ def moe(dtype, fp8=False, combine=False):
             else:
                 found.append((f"call {call}: rows", result[: len(rows)].clone(), rows, 0))
             if combine:
-                y = poisoned(result.shape, dtype)
+                y = poisoned((context.max_rows, H), dtype)
                 y[: len(rows)] = rows
                 weights = values(seed + call, me + 70, (tokens[me], k), torch.float32)
                 out = kernels.moe_combine(y, weights, handle, back, poisoned((tokens[me], H), dtype))
@@ -300,4 +302,5 @@ def moe(dtype, fp8=False, combine=False):
 case("moe_dispatch float16")(moe(torch.float16))
 case("moe_dispatch bfloat16")(moe(torch.bfloat16))
 case("moe_dispatch fp8")(moe(torch.bfloat16, fp8=True))
+case("moe_dispatch tokens bfloat16")(moe(torch.bfloat16, layout="tokens"))
 case("moe_combine float16")(moe(torch.float16, combine=True))
