@@ -110,9 +110,8 @@ def pipelined_tokens_config(max_tokens, hidden):
     if max_tokens <= 2 * programs:  # a token a program, all of a row on its way at once
         options = dict(BLOCK_H=min(8192, triton.next_power_of_2(hidden)), num_warps=16, maxnreg=128)
         return dict(PUTTERS=max(programs // 2, 1), CHUNK=2, BLOCK_P=1, BLOCK_C=2, BLOCK_T=32, **options), programs
-    # maxnreg: so that two programs share a multiprocessor, as they must
     options = dict(BLOCK_H=min(4096, triton.next_power_of_2(hidden)), num_warps=8, maxnreg=128)
-    return dict(PUTTERS=max(programs // 2, 1), CHUNK=8, BLOCK_P=4, BLOCK_C=8, BLOCK_T=32, **options), 2 * programs
+    return dict(PUTTERS=max(programs // 2, 1), CHUNK=8, BLOCK_P=4, BLOCK_C=8, BLOCK_T=32, **options), programs
 
 
 def pipelined_tokens_candidates(max_tokens, hidden):
@@ -124,11 +123,9 @@ def pipelined_tokens_candidates(max_tokens, hidden):
     if max_tokens <= 2 * programs:  # two programs a multiprocessor, so that every token has its own
         return [dict(config=dict(CHUNK=1, PUTTERS=programs, num_warps=8), programs=2 * programs)]
     return [
-        *(dict(config=dict(PUTTERS=max(programs * n // 8, 1))) for n in (2, 6, 8)),
-        dict(config=dict(CHUNK=4)),
+        *(dict(config=dict(PUTTERS=max(programs * n // 8, 1))) for n in (2, 3, 5)),
         dict(config=dict(CHUNK=16)),
-        # four programs a multiprocessor
-        dict(config=dict(PUTTERS=programs, BLOCK_P=2, BLOCK_C=4, num_warps=4), programs=4 * programs),
+        dict(programs=2 * programs),
     ]
 
 

@@ -159,14 +159,34 @@ def checked(kind, world, M, N, monkeypatch):
     def add_others(own, parts, slot, out, M, N, stride, ME, WORLD, **options):
         log.give("add", [own, *(parts[rank] for rank in range(WORLD) if rank != ME)], [out])
 
+    def put_last(out, gathered, ready, calls, M, N, shard, row, first, last, *rest, **options):
+        me = log.rank
+        rows = slice(min(me * shard + row, M), min(me * shard + shard, M))
+        there = [of_peer(gathered, peer, 0)[me, row : row + rows.stop - rows.start, first:last] for peer in others(me)]
+        number = log.give("put", [out[rows, first:last], calls], [*there, calls])
+        for peer in others(me):
+            log.set.setdefault(("ready", peer, me), []).append(number)
+
+    def gather(out, gathered, ready, calls, M, N, shard, *rest, **options):
+        me = log.rank
+        theirs = [out[peer * shard : peer * shard + shard] for peer in others(me)]
+        number = log.give("gather", [*(gathered[peer] for peer in others(me)), calls], [*theirs, calls])
+        log.taken += [(number, ("ready", me, peer)) for peer in others(me)]
+
+    def others(me):
+        return [rank for rank in range(world) if rank != me]
+
     for module, name, given in (
         (gemm_reduce_scatter_streams, "sum_others_kernel", sum_others),
         (gemm_reduce_scatter_columns, "add_others_kernel", add_others),
+        (gemm_allreduce_columns, "put_last_kernel", put_last),
+        (gemm_allreduce_columns, "gather_kernel", gather),
     ):
         monkeypatch.setattr(module, name, Launched(given))
     runs = []
     for log.rank in range(world):
-        owner = SimpleNamespace(num_ranks=world, rank=log.rank, team=0, device="cpu", signals=lambda n: None)
+        owner = SimpleNamespace(num_ranks=world, rank=log.rank, team=0, device="cpu", signals=lambda n: None, table=None)
+        owner.local = torch.zeros
         owner.tensor = lambda shape, dtype, rank=log.rank: symmetric[rank][next(made[rank].tensors)].view(shape)
         runs.append(KINDS[kind](owner, M, N, torch.float32))
     rows = [M if kind == "columns of all" else len(range(M)[r * shard :][:shard]) for r in range(world)]
