@@ -6,26 +6,43 @@ multiplied. Own blocks are multiplied in two halves of their rows, where this ta
 to carry earlier, and less is left after the last product.
 
 The last piece is put by programs, for which all multiprocessors are free then, and which need no hop from one stream to
-another: 25 instead of 50 us for 8 MiB. While it travels, others bring what has come before into `out` (by copies between the
-products that would delay them: the driver does some of these by kernels), and each then waits for its share of the last piece.
+another: 25 instead of 50 us for 8 MiB. While it travels, others bring into `out` what comes before it, piece after piece, and
+then their share of the last one. (Copies between the products would delay these: the driver does some by kernels.) They are
+started after the last own product, for they would keep its place on the multiprocessors.
 
 All ranks have the same bits: each element is summed by one rank. Handoffs as there: a rank says at the beginning of a call that
-its gathered buffer may be written. `ready[s][p]`, set to the number of the call, says that program p of rank s has put its
-share of the last piece; the number lies in device memory, a word a program, so that a captured graph replays right. Programs
-that wait for it are started after the last own product: they would keep its place on the multiprocessors.
+its gathered buffer may be written; the words of what has come are waited for by those programs, and taken back behind them.
+`ready[s][p]`, set to the number of the call, says that program p of rank s has put its share of the last piece; the number
+lies in device memory, a word a program, so that a captured graph replays right.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from triton_dist import language as dl
 from triton_dist import shmem
 
+from . import stream_costs
 from .arguments import device_programs
 from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
 from .gemm_reduce_scatter_streams import handoffs
 
-CONFIG = dict(BLOCK_M=32, BLOCK_N=256, num_warps=8)
+BLOCK_M, NUM_WARPS = 64, 8  # of tiles as wide as those that blocks consist of: none lies in two
+
+
+@triton.jit
+def _tile(tile, row, first, last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(rows [BLOCK_M, 1], columns [1, BLOCK_N]) of a tile of the rows from `row` on and columns first .. last - 1."""
+    tiles_n = tl.cdiv(last - first, BLOCK_N)
+    r = row + tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.multiple_of(first + tile % tiles_n * BLOCK_N, BLOCK_N) + tl.arange(0, BLOCK_N)
+    return r[:, None], c[None, :]
+
+
+@triton.jit
+def _tiles(row, end, first, last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    return tl.cdiv(tl.maximum(end - row, 0), BLOCK_M) * tl.cdiv(last - first, BLOCK_N)
 
 
 @triton.jit
@@ -36,13 +53,11 @@ def put_last_kernel(
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
-    rows = tl.minimum(shard, M - me * shard)
-    tiles_n = tl.cdiv(last - first, BLOCK_N)
+    end = tl.minimum(shard, M - me * shard)
     tile = pid
-    while tile < tl.cdiv(tl.maximum(rows - row, 0), BLOCK_M) * tiles_n:
-        r = (row + tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-        c = (first + tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-        inside = (r < rows) & (c < last)
+    while tile < _tiles(row, end, first, last, BLOCK_M, BLOCK_N):
+        r, c = _tile(tile, row, first, last, BLOCK_M, BLOCK_N)
+        inside = (r < end) & (c < N)
         at = tl.cast(me * shard + r, tl.int64)
         x = tl.load(out + at * stride_out + c, mask=inside)
         for i in range(1, world):
@@ -55,40 +70,37 @@ def put_last_kernel(
 
 
 @triton.jit
-def _copy_tiles(
-    out, gathered, start, N, row, rows, first, last, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """This program's tiles of rows row .. rows - 1 of the shard that starts at `start`, columns first .. last - 1."""
-    tiles_n = tl.cdiv(last - first, BLOCK_N)
-    tile = tl.program_id(0)
-    while tile < tl.cdiv(tl.maximum(rows - row, 0), BLOCK_M) * tiles_n:
-        r = (row + tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-        c = (first + tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-        inside = (r < rows) & (c < last)
-        at = tl.cast(start + r, tl.int64)
-        tl.store(out + at * stride_out + c, tl.load(gathered + at * N + c, mask=inside), mask=inside)
-        tile += tl.num_programs(0)
-
-
-@triton.jit
 def gather_kernel(
-    out, gathered, ready, calls, M, N, shard, row, first, last, stride_out, ctx, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """The peers' shards into `out`: all but their last piece, which has come, and then that one."""
+    out, gathered, words, ready, calls, pieces, count, parts, M, N, shard, stride_out, ctx,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The peers' shards into `out`, as they come. pieces [count, 5] int32: number, first row, last, first column, last; the
+    last piece is that of `put_last_kernel`. words: of Handoffs of so many parts."""
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
-    for i in range(1, world):
-        start = dl.owner_first(i, me, world) * shard
-        rows = tl.minimum(shard, M - start)
-        _copy_tiles(out, gathered, start, N, 0, rows, 0, first, stride_out, BLOCK_M, BLOCK_N)
-        _copy_tiles(out, gathered, start, N, 0, rows, last, N, stride_out, BLOCK_M, BLOCK_N)
-        _copy_tiles(out, gathered, start, N, 0, tl.minimum(row, rows), first, last, stride_out, BLOCK_M, BLOCK_N)
-    for i in range(1, world):
-        source = dl.owner_first(i, me, world)
-        token = dl.wait(dl.signal_at(ready, source * programs + pid), past + 1, ctx)
-        came, rows = dl.consume_token(gathered, token), tl.minimum(shard, M - source * shard)
-        _copy_tiles(out, came, source * shard, N, row, rows, first, last, stride_out, BLOCK_M, BLOCK_N)
+    piece = 0
+    while piece < count:
+        said = pieces + piece * 5 + tl.arange(0, 1)
+        number, row, end = tl.max(tl.load(said), 0), tl.max(tl.load(said + 1), 0), tl.max(tl.load(said + 2), 0)
+        first, last = tl.max(tl.load(said + 3), 0), tl.max(tl.load(said + 4), 0)
+        for i in range(1, world):
+            source = dl.owner_first(i, me, world)
+            if piece < count - 1:
+                token = dl.wait(dl.signal_at(words, source * parts + number), 1, ctx)
+                came = dl.consume_token(gathered, token)
+            else:
+                token = dl.wait(dl.signal_at(ready, source * programs + pid), past + 1, ctx)
+                came = dl.consume_token(gathered, token)
+            has = tl.minimum(end, M - source * shard)
+            tile = pid
+            while tile < _tiles(row, has, first, last, BLOCK_M, BLOCK_N):
+                r, c = _tile(tile, row, first, last, BLOCK_M, BLOCK_N)
+                inside = (r < has) & (c < N)
+                at = tl.cast(source * shard + r, tl.int64)
+                tl.store(out + at * stride_out + c, tl.load(came + at * N + c, mask=inside), mask=inside)
+                tile += programs
+        piece += 1
     tl.debug_barrier()  # every thread has read the old count
     tl.store(calls + pid + tl.arange(0, 1), past + 1)
 
@@ -106,8 +118,12 @@ class GemmAllReduceColumns:
         # (block, piece of it) in about the order in which they are finished: what is added beside products comes early
         early = [index for index, (_, _, cuts) in enumerate(scatter.blocks) if not cuts and scatter.beside]
         order = early + [index for index in range(len(scatter.blocks)) if index not in early]
-        *self.pieces, self.last = [(index, piece) for index in order for piece in scatter.own[index]]
-        self.handoffs = handoffs(owner, len(self.pieces) + 1, empty=False)
+        pieces = [(index, piece) for index in order for piece in scatter.own[index]]
+        table = [(*piece, *scatter.blocks[index][:2]) for index, piece in pieces]
+        self.table_of_pieces = torch.tensor(table, dtype=torch.int32, device=owner.device)
+        *self.pieces, self.last = pieces
+        self.parts = len(pieces)
+        self.handoffs = handoffs(owner, self.parts, empty=False)
         self.puts = shmem.Stream(urgent=True)
         self.programs = device_programs()
         self.ready = owner.signals(scatter.num_ranks * self.programs)
@@ -131,12 +147,11 @@ class GemmAllReduceColumns:
         finished = {}
         scatter(a, b, out[first:last], lambda number: finished.update({number: scatter.waits.mark()}))
         self.send(out, claimed, finished)
-        with scatter.waits:
-            for writer in scatter.others if self.pieces else ():
-                self.handoffs.receive(writer, *(piece[0] for _, piece in self.pieces), idle=True)
         scatter.waits.follow(finished[self.last[1][0]])
         with scatter.waits:
-            self.launch(gather_kernel, out, self.calls[1])
+            self.bring(out)
+            for writer in scatter.others if self.pieces else ():
+                self.handoffs.receive(writer, *(piece[0] for _, piece in self.pieces), idle=True)
         for stream in (scatter.publishes, self.puts, scatter.waits):
             stream.join()
 
@@ -152,14 +167,22 @@ class GemmAllReduceColumns:
                 with push:
                     there = self.there[reader][start : start + end - begin, first:last]
                     shmem.copy(there, out[begin:end, first:last])
-                scatter.publish(push, self.handoffs, reader, piece[0])
+                # Beside programs that put, one that tells would wait until what they have stored has come.
+                scatter.publish(push, self.handoffs, reader, piece[0], idle=turn < len(self.pieces) - 1)
         self.puts.follow(claimed)
         self.puts.follow(finished[self.last[1][0]])
         with self.puts:
-            self.launch(put_last_kernel, out, self.calls[0])
+            index, (_, row, _) = self.last
+            sizes = scatter.M, self.N, scatter.shard, row, *scatter.blocks[index][:2], out.stride(0), self.table
+            put_last_kernel[(self.programs,)](out, self.gathered, self.ready, self.calls[0], *sizes, **tiles())
 
-    def launch(self, kernel, out, calls):
-        index, (_, row, _) = self.last
-        columns = self.scatter.blocks[index][:2]
-        sizes = self.scatter.M, self.N, self.scatter.shard, row, *columns, out.stride(0)
-        kernel[(self.programs,)](out, self.gathered, self.ready, calls, *sizes, self.table, **CONFIG)
+    def bring(self, out):
+        """Gives the current stream the peers' results, into `out`."""
+        sizes = len(self.pieces) + 1, self.parts, self.scatter.M, self.N, self.scatter.shard, out.stride(0), self.table
+        gather_kernel[(self.programs,)](
+            out, self.gathered, self.handoffs.signals, self.ready, self.calls[1], self.table_of_pieces, *sizes, **tiles()
+        )
+
+
+def tiles():
+    return dict(BLOCK_M=BLOCK_M, BLOCK_N=stream_costs.TILE_N, num_warps=NUM_WARPS)

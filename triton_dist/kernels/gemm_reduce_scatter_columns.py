@@ -157,12 +157,12 @@ class GemmReduceScatterColumns:
             self.publish(push, self.handoffs, owner, piece[0])
         return of_all
 
-    def publish(self, push, handoffs, reader, number):
+    def publish(self, push, handoffs, reader, number, idle=True):
         """Once a copy that was given to `push` is done. In a stream of its own: the next copy need not wait for that."""
         with push:
             self.publishes.follow()
         with self.publishes:
-            handoffs.publish(reader, number, idle=True)
+            handoffs.publish(reader, number, idle)
 
     def add_own(self, a, b, out, of_all, finished):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""

@@ -91,6 +91,8 @@ class Handoffs:
     Each word is 0 or 1, set by one side and taken back by the other, so nothing counts calls, and a captured CUDA graph
     replays right. Every part must be published and received once between claim and release.
 
+    A kernel can wait for a part, too, before the stream receives it: `signals[writer * parts + part]` is 1 from then on.
+
     Nobody waits in a circle as long as every rank gives the work that others wait for before the waits that this work
     does not need, even where streams share a hardware queue.
 

@@ -39,7 +39,7 @@ class Log(TorchFunctionMode):
 
     def __init__(self, world):
         super().__init__()
-        self.given, self.set, self.taken, self.rank = [], {}, [], None
+        self.given, self.set, self.taken, self.seen, self.rank = [], {}, [], [], None
         self.current = [self.stream() for _ in range(world)]
 
     def stream(self, urgent=False):
@@ -88,7 +88,7 @@ class Stream:
 
 class Handoffs:
     def __init__(self, log, number, empty):
-        self.log, self.me, self.number = log, log.rank, number
+        self.log, self.me, self.number, self.signals = log, log.rank, number, None
         for writer in {*range(len(log.current))} - {self.me} if empty else ():
             log.set["free", number, writer, self.me] = [None]
 
@@ -167,11 +167,12 @@ def checked(kind, world, M, N, monkeypatch):
         for peer in others(me):
             log.set.setdefault(("ready", peer, me), []).append(number)
 
-    def gather(out, gathered, ready, calls, M, N, shard, *rest, **options):
+    def gather(out, gathered, words, ready, calls, pieces, count, parts, M, N, shard, *rest, **options):
         me = log.rank
         theirs = [out[peer * shard : peer * shard + shard] for peer in others(me)]
         number = log.give("gather", [*(gathered[peer] for peer in others(me)), calls], [*theirs, calls])
         log.taken += [(number, ("ready", me, peer)) for peer in others(me)]
+        log.seen += [(number, ("full", 1, me, peer, part)) for peer in others(me) for part, *_ in pieces[:-1].tolist()]
 
     def others(me):
         return [rank for rank in range(world) if rank != me]
@@ -210,6 +211,11 @@ def checked(kind, world, M, N, monkeypatch):
         assert len(setters) == len(numbers) + first, f"{word} is not set and taken in turn"
         for setter, taker in zip(setters, numbers):
             after[taker] |= {setter} - {None}
+    looks = []
+    for number, word in log.seen:  # and left to the next one that takes it
+        turn = next(i for i, taker in enumerate(takers[word]) if taker > number)
+        after[number].add(log.set[word][turn])
+        looks.append((number, takers[word][turn]))
     in_one_queue = [set(one) for one in after]
     for rank in range(world):
         own = [work.number for work in log.given if work.rank == rank]
@@ -217,6 +223,7 @@ def checked(kind, world, M, N, monkeypatch):
             in_one_queue[two].add(one)
     before(in_one_queue)  # even where streams share a queue of the device, nobody waits in a circle
     order = before(after)
+    assert all(order[taker] >> number & 1 for number, taker in looks), "a word may be taken before it is seen"
     for word, setters in log.set.items():  # set again only when it was taken
         assert all(order[later] >> taker & 1 for taker, later in zip(takers[word], setters[1:])), word
     for one, two in itertools.combinations(log.given, 2):
