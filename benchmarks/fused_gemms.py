@@ -28,8 +28,11 @@ import torch
 import torch.distributed as dist
 
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
-_OF_SUMS = ["tma", "streams", "columns", "sequence"]
-METHODS = {"ag": ["streams", "sequence"], "rs": _OF_SUMS, "ar": _OF_SUMS}
+METHODS = {
+    "ag": ["streams", "sequence"],
+    "rs": ["tma", "streams", "columns", "sequence"],
+    "ar": ["tma", "columns", "sequence"],
+}
 
 
 class Operator:

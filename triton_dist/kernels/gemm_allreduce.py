@@ -26,8 +26,8 @@ of a rank ends a call when it has seen all results of p's tiles, and an owner se
 behind it, so in the next call the staging slots are free. An owner sends a result of the next call after it has seen that
 call's partial tile of every peer, whose program p has thus ended this call and read the gathered buffer.
 Three more methods let partial sums travel in the operands' dtype, as torch.distributed's do: `tma`, a kernel for NVIDIA GPUs
-(gemm_allreduce_tma.py); `streams`, products by torch and copies by copy engines (gemm_allreduce_streams.py); and `sequence`,
-torch's product and then an all_reduce, for results of few bytes.
+(gemm_allreduce_tma.py); `columns`, products by libraries and copies by copy engines (gemm_allreduce_columns.py); and
+`sequence`, torch's product and then an all_reduce, for results of few bytes.
 
 Nobody waits in a circle: one_shot puts before it waits, and puts wait for nothing; so do two_shot's partial tiles, its
 results wait for partial tiles alone, its end for results alone.
@@ -44,14 +44,13 @@ from . import torch_ops
 from .all_reduce import all_reduce, create_all_reduce_context
 from .arguments import without_gradients
 from .gemm_allreduce_columns import GemmAllReduceColumns
-from .gemm_allreduce_streams import GemmAllReduceStreams
 from .gemm_allreduce_tma import GemmAllReduceTma
 from .gemm_reduce_scatter import check_operands, settle, sum_tile
 from .gemm_tile import first_tile, store_tile, tile_product
 from .operator_context import OperatorContext, begin, operands_of, passed_before
 from .replays import Replays
 
-METHODS = ("two_shot", "one_shot", "tma", "streams", "columns", "sequence")
+METHODS = ("two_shot", "one_shot", "tma", "columns", "sequence")
 SLOTS = tl.constexpr(4)
 STREAMS_BYTES = 28 << 20  # of a rank's rows, from which products of the library and copy engines win
 
@@ -222,10 +221,7 @@ class GemmAllReduceContext(OperatorContext):
         if method in ("one_shot", "two_shot"):
             self.run = GemmAllReduceKernel(self, M, N, dtype, config, programs)
         else:
-            made = dict(
-                tma=GemmAllReduceTma, streams=GemmAllReduceStreams, columns=GemmAllReduceColumns,
-                sequence=GemmAllReduceSequence,
-            )  # fmt: skip
+            made = dict(tma=GemmAllReduceTma, columns=GemmAllReduceColumns, sequence=GemmAllReduceSequence)
             self.run = made[method](self, M, N, dtype)
         self.replays = Replays(self.run)
 
@@ -242,15 +238,15 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
         M, N: rows and columns of the sum, 0 or more, equal on all ranks of the team.
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
-            "streams" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
-            given, as for `create_gemm_reduce_scatter_context`, with streams from 128 MiB on; elsewhere "two_shot".
+            "columns" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
+            given, as for `create_gemm_reduce_scatter_context`, with columns from 128 MiB on; elsewhere "two_shot".
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
 
     Symmetric memory: one_shot 4 * num_ranks * programs tiles of BLOCK_M * BLOCK_N in fp32 and num_ranks * programs
     signals; two_shot M * N elements (rounded up to tiles, their number to num_ranks) both in fp32 and in dtype, and twice
-    as many signals; tma 4 * M * N elements, streams 2 * M * N, sequence 2 * num_ranks * M * N, and signals.
+    as many signals; tma 4 * M * N elements, columns 2 * M * N, sequence 2 * num_ranks * M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -271,8 +267,8 @@ def gemm_allreduce(a, b, context, out=None):
         out: [M, N] with contiguous rows, written, no overlap with a and b; None: a new tensor.
 
     Returns: out, the same bits on every rank and every time. one_shot and two_shot: fp32 accumulation, partial products
-    added in rank order in fp32, one rounding. The others: each peer's product is rounded, and the sum in fp32 (streams and
-    sequence multiply as torch.mm).
+    added in rank order in fp32, one rounding. The others: each peer's product is rounded, and the sum in fp32 (sequence
+    multiplies as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.

@@ -10,10 +10,10 @@ another: 25 instead of 50 us for 8 MiB. While it travels, others bring into `out
 then their share of the last one. (Copies between the products would delay these: the driver does some by kernels.) They are
 started after the last own product, for they would keep its place on the multiprocessors.
 
-All ranks have the same bits: each element is summed by one rank. Handoffs as there: a rank says at the beginning of a call that
-its gathered buffer may be written; the words of what has come are waited for by those programs, and taken back behind them.
-`ready[s][p]`, set to the number of the call, says that program p of rank s has put its share of the last piece; the number
-lies in device memory, a word a program, so that a captured graph replays right.
+All ranks have the same bits: each element is summed by one rank. What a rank says there at the beginning of a call, that its
+buffer may be written, goes for its gathered buffer, too. The words of what has come are waited for by those programs, and taken
+back behind them. `ready[s][p]`, set to the number of the call, says that program p of rank s has put its share of the last
+piece; the number lies in device memory, a word a program, so that a captured graph replays right.
 """
 
 import torch
@@ -28,7 +28,7 @@ from .arguments import device_programs
 from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
 from .gemm_reduce_scatter_streams import handoffs
 
-BLOCK_M, NUM_WARPS = 64, 8  # of tiles as wide as those that blocks consist of: none lies in two
+BLOCK_M, NUM_WARPS = 32, 8  # of tiles as wide as those that blocks consist of: none lies in two
 
 
 @triton.jit
@@ -74,20 +74,20 @@ def gather_kernel(
     out, gathered, words, ready, calls, pieces, count, parts, M, N, shard, stride_out, ctx,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The peers' shards into `out`, as they come. pieces [count, 5] int32: number, first row, last, first column, last; the
-    last piece is that of `put_last_kernel`. words: of Handoffs of so many parts."""
+    """The peers' shards into `out`, as they come. pieces [count, 4] int32: first row, last, first column, last; the last piece
+    is that of `put_last_kernel`, for the others `words`, those of Handoffs of so many parts, are waited for."""
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     pid, programs = tl.program_id(0), tl.num_programs(0)
     past = tl.max(tl.load(calls + pid + tl.arange(0, 1)), 0)  # calls before this one
     piece = 0
     while piece < count:
-        said = pieces + piece * 5 + tl.arange(0, 1)
-        number, row, end = tl.max(tl.load(said), 0), tl.max(tl.load(said + 1), 0), tl.max(tl.load(said + 2), 0)
-        first, last = tl.max(tl.load(said + 3), 0), tl.max(tl.load(said + 4), 0)
+        said = pieces + piece * 4 + tl.arange(0, 1)
+        row, end = tl.max(tl.load(said), 0), tl.max(tl.load(said + 1), 0)
+        first, last = tl.max(tl.load(said + 2), 0), tl.max(tl.load(said + 3), 0)
         for i in range(1, world):
             source = dl.owner_first(i, me, world)
             if piece < count - 1:
-                token = dl.wait(dl.signal_at(words, source * parts + number), 1, ctx)
+                token = dl.wait(dl.signal_at(words, source * parts + piece), 1, ctx)
                 came = dl.consume_token(gathered, token)
             else:
                 token = dl.wait(dl.signal_at(ready, source * programs + pid), past + 1, ctx)
@@ -118,14 +118,14 @@ class GemmAllReduceColumns:
         # (block, piece of it) in about the order in which they are finished: what is added beside products comes early
         early = [index for index, (_, _, cuts) in enumerate(scatter.blocks) if not cuts and scatter.beside]
         order = early + [index for index in range(len(scatter.blocks)) if index not in early]
-        pieces = [(index, piece) for index in order for piece in scatter.own[index]]
-        table = [(*piece, *scatter.blocks[index][:2]) for index, piece in pieces]
-        self.table_of_pieces = torch.tensor(table, dtype=torch.int32, device=owner.device)
-        *self.pieces, self.last = pieces
-        self.parts = len(pieces)
+        self.pieces = [(index, piece) for index in order for piece in scatter.own[index]]
+        bounds = [(*piece[1:], *scatter.blocks[index][:2]) for index, piece in self.pieces]
+        self.bounds = torch.tensor(bounds, dtype=torch.int32, device=owner.device)
+        self.pushed = range(len(self.pieces) - 1)  # all but the last one
+        self.parts = max(len(self.pushed), 1)
         self.handoffs = handoffs(owner, self.parts, empty=False)
         self.puts = shmem.Stream(urgent=True)
-        self.programs = device_programs()
+        self.programs = 2 * device_programs()  # small ones
         self.ready = owner.signals(scatter.num_ranks * self.programs)
         self.calls = owner.local(2, self.programs)
 
@@ -135,52 +135,44 @@ class GemmAllReduceColumns:
         if not scatter.others:
             scatter(a, b, out)
             return
-        scatter.waits.follow()
-        with scatter.waits:
-            for writer in scatter.others:
-                self.handoffs.release(writer)
-        scatter.pushes[0].follow()
-        with scatter.pushes[0]:
-            for reader in scatter.others:
-                self.handoffs.claim(reader, idle=True)
-            claimed = scatter.waits.mark()
         finished = {}
-        scatter(a, b, out[first:last], lambda number: finished.update({number: scatter.waits.mark()}))
-        self.send(out, claimed, finished)
-        scatter.waits.follow(finished[self.last[1][0]])
+        claimed = scatter(a, b, out[first:last], lambda number: finished.update({number: scatter.waits.mark()}))
+        made = [finished[piece[0]] for _, piece in self.pieces]
+        self.send(out, claimed, made)
+        scatter.waits.follow(made[-1])
         with scatter.waits:
             self.bring(out)
-            for writer in scatter.others if self.pieces else ():
-                self.handoffs.receive(writer, *(piece[0] for _, piece in self.pieces), idle=True)
+            for writer in scatter.others if self.pushed else ():
+                self.handoffs.receive(writer, *self.pushed, idle=True)
         for stream in (scatter.publishes, self.puts, scatter.waits):
             stream.join()
 
-    def send(self, out, claimed, finished):
-        """Gives streams the pushes of this rank's results; finished[number]: the mark of that piece."""
+    def send(self, out, claimed, made):
+        """Gives streams the pushes of this rank's results. made: the marks of the pieces."""
         scatter = self.scatter
-        for turn, (index, piece) in enumerate(self.pieces):
-            push = scatter.pushes[turn % 2]
+        for number in self.pushed:
+            (index, piece), push = self.pieces[number], scatter.pushes[number % 2]
             push.follow(claimed)
-            push.follow(finished[piece[0]])
+            push.follow(made[number])
             (begin, end), (first, last, _), start = scatter.rows(scatter.rank, piece), scatter.blocks[index], piece[1]
             for reader in scatter.others:
                 with push:
                     there = self.there[reader][start : start + end - begin, first:last]
                     shmem.copy(there, out[begin:end, first:last])
                 # Beside programs that put, one that tells would wait until what they have stored has come.
-                scatter.publish(push, self.handoffs, reader, piece[0], idle=turn < len(self.pieces) - 1)
+                scatter.publish(push, self.handoffs, reader, number, idle=number < self.pushed[-1])
         self.puts.follow(claimed)
-        self.puts.follow(finished[self.last[1][0]])
+        self.puts.follow(made[-1])
         with self.puts:
-            index, (_, row, _) = self.last
+            index, (_, row, _) = self.pieces[-1]
             sizes = scatter.M, self.N, scatter.shard, row, *scatter.blocks[index][:2], out.stride(0), self.table
             put_last_kernel[(self.programs,)](out, self.gathered, self.ready, self.calls[0], *sizes, **tiles())
 
     def bring(self, out):
         """Gives the current stream the peers' results, into `out`."""
-        sizes = len(self.pieces) + 1, self.parts, self.scatter.M, self.N, self.scatter.shard, out.stride(0), self.table
+        sizes = len(self.pieces), self.parts, self.scatter.M, self.N, self.scatter.shard, out.stride(0), self.table
         gather_kernel[(self.programs,)](
-            out, self.gathered, self.handoffs.signals, self.ready, self.calls[1], self.table_of_pieces, *sizes, **tiles()
+            out, self.gathered, self.handoffs.signals, self.ready, self.calls[1], self.bounds, *sizes, **tiles()
         )
 
 

@@ -177,8 +177,7 @@ def settle(function, operator, M, N, dtype, team, config, programs, method, meth
         shard = triton.cdiv(M, world)
         tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
         large = shard * N * dtype.itemsize >= streams_bytes
-        copied = "columns" if "columns" in methods else "streams"
-        suited = copied if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
+        suited = "columns" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
         possible, key = [one for one in methods if one != "tma" or tiled], dict(dtype=name_of(dtype), M=M, N=N)
         method = chosen_method(function, possible, suited, *given, team, operator, key)
     return M, N, config, programs, method

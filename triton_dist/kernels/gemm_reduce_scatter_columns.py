@@ -111,7 +111,8 @@ class GemmReduceScatterColumns:
         return buffer[..., start : start + size[0] * size[1]].unflatten(-1, size)
 
     def __call__(self, a, b, out, finished=lambda number: None):
-        """`finished(number)` is called when the current stream has been given that one of the pieces `own`."""
+        """`finished(number)` is called when the current stream has been given that one of the pieces `own`. Returns the mark of
+        what says that all peers have begun this call, hence ended the last one."""
         if not self.others:
             torch.mm(a, b, out=out)
             return
@@ -120,12 +121,14 @@ class GemmReduceScatterColumns:
         with self.waits:
             for writer in self.others:
                 self.handoffs.release(writer)
-        self.add_own(a, b, out, self.send(a, b), finished)
+        claimed, of_all = self.send(a, b)
+        self.add_own(a, b, out, of_all, finished)
         self.publishes.join()
+        return claimed
 
     def send(self, a, b):
-        """Gives the current stream the products of the rows that peers own, and other streams their pushes. Returns the mark of
-        the last push of what was multiplied for all ranks at once; None without that."""
+        """Gives the current stream the products of the rows that peers own, and other streams their pushes. Returns the marks
+        of the claims and of the last push of what was multiplied for all ranks at once; None without that."""
         sent, of_all = [], None
         for index, (first, last, cuts) in enumerate(self.blocks):
             columns = b[:, first:last]
@@ -155,7 +158,7 @@ class GemmReduceScatterColumns:
                 if not self.blocks[index][2]:
                     of_all = self.waits.mark()
             self.publish(push, self.handoffs, owner, piece[0])
-        return of_all
+        return claimed, of_all
 
     def publish(self, push, handoffs, reader, number, idle=True):
         """Once a copy that was given to `push` is done. In a stream of its own: the next copy need not wait for that."""

@@ -61,14 +61,14 @@ class GemmReduceScatterStreams:
     multiplied and pushed one by one; products of the own rows are of one or more slices.
     """
 
-    def __init__(self, owner, M, N, dtype, results_travel=False):
-        """`owner`: the OperatorContext that the memory belongs to. results_travel: the last own slices are of use each."""
+    def __init__(self, owner, M, N, dtype):
+        """`owner`: the OperatorContext that the memory belongs to."""
         self.M, self.N = M, N
         self.num_ranks, self.rank = owner.num_ranks, owner.rank
         self.shard = -(-M // self.num_ranks)
         self.arrived = owner.tensor((self.num_ranks, self.shard, N), dtype)
         self.slices = slices_of_sum(self.shard, N, dtype.itemsize)
-        self.own_groups = groups_of(len(self.slices), results_travel)
+        self.own_groups = groups_of(len(self.slices))
         self.handoffs = handoffs(owner, len(self.slices))
         self.push, self.publishes = shmem.Stream(urgent=True), shmem.Stream(urgent=True)
         self.there = [shmem.peer_tensor(self.arrived, peer, owner.team)[self.rank] for peer in range(self.num_ranks)]
@@ -80,13 +80,12 @@ class GemmReduceScatterStreams:
         has = max(min(self.shard, self.M - owner * self.shard), 0)
         return min(self.slices[group[0]][0], has), min(self.slices[group[-1]][1], has)
 
-    def __call__(self, a, b, out, finished=lambda group: None):
-        """`finished(group)` is called when the current stream has been given the rows of `out` of a group of slices."""
+    def __call__(self, a, b, out):
         if not self.others:
             torch.mm(a, b, out=out)
             return
         self.send(a, b)
-        self.add_own(a, b, out, finished)
+        self.add_own(a, b, out)
         self.publishes.join()
         for writer in self.others:
             self.handoffs.release(writer)
@@ -113,14 +112,13 @@ class GemmReduceScatterStreams:
         for writer in self.others:
             self.handoffs.receive(writer, *group, idle=True)
 
-    def add_own(self, a, b, out, finished):
+    def add_own(self, a, b, out):
         """Gives the current stream the own rows: their products, added to what the peers have pushed."""
         for group in self.own_groups:
             self.receive(group)
             first, last = self.rows_of(self.rank, group)
             others = sum_of_others(self.arrived[:, first:last], self.rank)
             product(self.rows(a, self.rank, first, last), b, out[first:last], others)
-            finished(group)
 
     def push_slice(self, index, owner, handoffs, reader, here, there):
         """Gives the current stream the copy of the owner's rows of a slice, `here`, into a reader's memory. Its publishing goes

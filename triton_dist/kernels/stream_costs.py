@@ -137,11 +137,10 @@ def added_beside(blocks, world):
     return of_all * (world + 1) / (SPARE * ADD_BYTES) <= pushed / LINK_BYTES
 
 
-def groups_of(slices, last_apart=False):
+def groups_of(slices):
     """A rank's own slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the
-    first must have come when its product begins. last_apart: those of the last one each for itself."""
-    groups = [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
-    return groups[:-1] + [[index] for index in groups[-1]] if last_apart else groups
+    first must have come when its product begins."""
+    return [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
 
 
 def row_parts(rows, parts):

@@ -219,7 +219,7 @@ PROGRAMS = {
     "gemm_allreduce one_shot": functools.partial(products, "gemm_allreduce", "one_shot"),
     "gemm_allreduce two_shot": functools.partial(products, "gemm_allreduce", "two_shot"),
     "gemm_allreduce tma": functools.partial(products, "gemm_allreduce", "tma"),
-    "gemm_allreduce streams": functools.partial(products, "gemm_allreduce", "streams"),
+    "gemm_allreduce columns": functools.partial(products, "gemm_allreduce", "columns", N=36),
     "gemm_allreduce sequence": functools.partial(products, "gemm_allreduce", "sequence"),
     "all_reduce mesh": all_reduce_by("mesh"),
     "all_reduce two_shot": all_reduce_by("two_shot"),
@@ -260,7 +260,7 @@ def explore(name, world, schedules, **options):
     """The Report of an operator, or of a tutorial by its number."""
     if name in PROGRAMS:
         costs = module("stream_costs")  # several parts of small operands, and all kinds of blocks of columns
-        small = dict(PART_BYTES=256, SLICE_BYTES=256, TILE_M=6, TILE_N=3, MULTIPROCESSORS=4 + costs.SPARE)
+        small = dict(PART_BYTES=256, SLICE_BYTES=256, TILE_M=6, TILE_N=4, MULTIPROCESSORS=4 + costs.SPARE)
         with mock.patch.multiple(costs, **small):
             return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
     return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)

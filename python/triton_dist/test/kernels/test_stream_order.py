@@ -172,7 +172,7 @@ def checked(kind, world, M, N, monkeypatch):
         theirs = [out[peer * shard : peer * shard + shard] for peer in others(me)]
         number = log.give("gather", [*(gathered[peer] for peer in others(me)), calls], [*theirs, calls])
         log.taken += [(number, ("ready", me, peer)) for peer in others(me)]
-        log.seen += [(number, ("full", 1, me, peer, part)) for peer in others(me) for part, *_ in pieces[:-1].tolist()]
+        log.seen += [(number, ("full", 1, me, peer, part)) for peer in others(me) for part in range(count - 1)]
 
     def others(me):
         return [rank for rank in range(world) if rank != me]

@@ -24,6 +24,7 @@ from triton_dist.kernels import moe_dispatch_pipelined as dispatch
 from triton_dist.kernels import moe_dispatch_pipelined_tokens as in_place
 from triton_dist.kernels.all_reduce_flagged import BLOCK, NUM_WARPS, flagged_kernel
 from triton_dist.kernels.all_reduce_pipelined import BLOCK_BYTES, PARTS, pipelined_kernel
+from triton_dist.kernels import gemm_allreduce_columns as reduced
 from triton_dist.kernels.gemm_allreduce_tma import gemm_allreduce_tma_kernel
 from triton_dist.kernels.gemm_reduce_scatter_columns import ADD, add_others_kernel
 from triton_dist.kernels.gemm_reduce_scatter_tma import gemm_reduce_scatter_tma_kernel
@@ -102,6 +103,9 @@ def main(out):
         results[f"tma {name}"] = compiled(kernel, {**tiles, "B_TRANSPOSED": False}, options, types)
     types = dict.fromkeys(("own", "parts", "out"), "*bf16")
     results["added"] = compiled(add_others_kernel, *shipped(ADD, ME=0, WORLD=2), types)
+    types = dict(out="*bf16", gathered="*bf16", words="*i32", pieces="*i32")
+    for name, kernel in (("put last", reduced.put_last_kernel), ("gather", reduced.gather_kernel)):
+        results[name] = compiled(kernel, *shipped(reduced.tiles()), types)
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
     for module in (sentinel, dispatch, in_place, combine):

@@ -60,7 +60,7 @@ NVIDIA_METHODS = {
     "all_reduce_flagged.py": "flagged", "all_reduce_sentinel.py": "sentinel", "all_reduce_pipelined.py": "pipelined",
     "moe_dispatch_pipelined.py": "pipelined", "moe_combine_pipelined.py": "pipelined",
     "gemm_allreduce_tma.py": "tma", "gemm_reduce_scatter_tma.py": "tma", "gemm_reduce_scatter_streams.py": "streams",
-    "gemm_reduce_scatter_columns.py": "columns",
+    "gemm_reduce_scatter_columns.py": "columns", "gemm_allreduce_columns.py": "columns",
 }  # fmt: skip
 
 

@@ -8,10 +8,12 @@ from .ptx import in_loop, parse, where, width
 
 SHARED_OF_A_MULTIPROCESSOR, RESERVED_A_PROGRAM, REGISTERS = 228 << 10, 1 << 10, 65536  # compute capability 9.0
 PROGRAMS = {  # a multiprocessor, at the same time
-    "tma scatter": 2, "tma all": 2, "added": 1, "pipelined": 2, "sentinel": 24, "combine": 2,
+    "tma scatter": 2, "tma all": 2, "added": 1, "put last": 4, "gather": 4, "pipelined": 2, "sentinel": 24, "combine": 2,
     "dispatch pipelined": 2, "dispatch pipelined few": 1, "combine pipelined": 1, "combine pipelined few": 2,
     "dispatch tokens": 2, "dispatch tokens few": 1,
 }  # fmt: skip
+
+SMALL = {"sentinel": 1, "dispatch tokens few": 1, "put last": 2, "gather": 2}  # words of 16 bytes of a tile in a thread
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_as_many_programs_fit_as_wait_for_one_another(compiled, name):
 def test_tiles_are_stored_and_read_16_bytes_at_a_time(compiled, name):
     code = parse(compiled[name]["ptx"])
     stores = [width(code[i]) for i in where(code, "st", "global") if not code[i].is_("st", "sys")]
-    assert stores.count(16) >= (1 if name in ("sentinel", "dispatch tokens few") else 4)
+    assert stores.count(16) >= SMALL.get(name, 4)
     assert max(stores) == 16
     assert where(code, "ld", "global", "v4")
 
