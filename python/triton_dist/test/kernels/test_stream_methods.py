@@ -1,4 +1,5 @@
-"""The methods `streams`, `sequence` and `tma` of the fused GEMMs against plain torch: the same protocol on cpu as on GPUs."""
+"""The methods `streams`, `columns`, `sequence` and `tma` of the fused GEMMs against plain torch: the same protocol on cpu as on
+GPUs."""
 
 import random
 import time
@@ -7,6 +8,7 @@ import pytest
 
 import triton_dist  # noqa: F401  before triton
 from triton_dist import shmem
+from triton_dist.errors import ShmemError
 from triton_dist.kernels import (
     allgather_gemm,
     create_allgather_gemm_context,
@@ -191,6 +193,40 @@ def test_a_rest_is_added_beside_products_only_where_they_take_longer():
     assert costs.added_beside(costs.columns_of_sum(4096, 3584, 2, 2), 2)
     assert not costs.added_beside([(0, 1024, (0, 8192)), (1024, 2000, None)], 2)
     assert not costs.added_beside([(0, 1024, (0, 8192)), (1024, 1536, None)], 8)  # what seven peers have pushed
+
+
+def copies():
+    """Blocks of rows, to the peer and back, rows apart here, there, on both sides or nowhere; one column, nothing."""
+    peer, device = 1 - shmem.my_pe(), shmem.device()
+    inbox = shmem.aclshmem_create_tensor((40, 300), torch.bfloat16)
+    there, stream = shmem.peer_tensor(inbox, peer), shmem.Stream()
+    for call, (rows, first, last) in enumerate([(40, 0, 300), (33, 16, 272), (7, 3, 4), (1, 5, 77), (0, 0, 9), (9, 8, 8)]):
+        mine, theirs = (operand(rows, 300, torch.bfloat16, call, rank) for rank in (shmem.my_pe(), peer))
+        source = mine.to(device)
+        for packed in (False, True):
+            inbox.fill_(float("nan"))
+            shmem.barrier_all()
+            to, came = (one.view(-1)[: rows * (last - first)].view(rows, -1) if packed and rows * (last - first)
+                        else one[:rows, first:last] for one in (there, inbox))  # fmt: skip
+            stream.follow()
+            with stream:
+                shmem.copy(to, source[:, first:last])
+            stream.join()
+            if shmem.device().type == "cuda":
+                torch.cuda.synchronize()
+            shmem.barrier_all()
+            back = poisoned(rows, last - first, torch.bfloat16, wide=True)
+            shmem.copy(back, came)
+            assert torch.equal(back.cpu(), theirs[:, first:last])
+            assert inbox.isnan().sum() == inbox.numel() - rows * (last - first)
+    for to, source in ((inbox, inbox[:3]), (inbox[0], inbox[0]), (inbox.T, inbox.T), (inbox, inbox.float())):
+        with pytest.raises(ShmemError, match=rf"rank {shmem.my_pe()}: copy: to is .*, source .*: give two \[rows, columns\]"):
+            shmem.copy(to, source)
+    shmem.aclshmem_free_tensor(inbox)
+
+
+def test_blocks_of_rows_are_copied_in_the_order_of_streams(ranks):
+    ranks(2).run(copies)
 
 
 def delayed(calls):
