@@ -32,7 +32,7 @@ import triton_dist
 from triton_dist import language as dl
 
 from .arguments import device_programs
-from .moe_dispatch_roles import name_rows, number_rows, putter, share_of, teller
+from .moe_dispatch_roles import name_rows, number_rows, placer_of, putter, share_of, teller
 from .moe_quantization import GROUP, quantize_tile
 
 _GROUP = tl.constexpr(GROUP)
@@ -97,9 +97,10 @@ def moe_dispatch_pipelined_kernel(
     else:
         share = share_of(T, placers, BLOCK_C)
         if pid < PUTTERS + placers:
+            placer = placer_of(pid - PUTTERS, placers, tl.num_programs(0))
             _placer(x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
                     out_rows, totals, inbox, scales, rows, counts, arrived, counted, numbered, mapped, sent, partial,
-                    base, past, pid - PUTTERS, placers, share, T, H, topk, E, max_tokens, max_received, max_rows,
+                    base, past, placer, placers, share, T, H, topk, E, max_tokens, max_received, max_rows,
                     stride_x, stride_t, stride_k, ctx,
                     CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, STREAM_ROWS, STREAM_TOKENS, FP8)  # fmt: skip
         else:

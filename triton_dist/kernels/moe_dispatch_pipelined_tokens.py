@@ -21,7 +21,7 @@ from triton_dist import language as dl
 
 from .arguments import device_programs
 from .moe_dispatch_pipelined import MoeDispatchPipelined
-from .moe_dispatch_roles import name_rows, number_rows, putter, share_of, teller
+from .moe_dispatch_roles import name_rows, number_rows, placer_of, putter, share_of, teller
 
 
 @triton.jit
@@ -43,8 +43,9 @@ def moe_dispatch_tokens_kernel(
     else:
         share = share_of(T, placers, BLOCK_C)
         if pid < PUTTERS + placers:
+            placer = placer_of(pid - PUTTERS, placers, tl.num_programs(0))
             _placer(ids, first_expert, index, out_counts, number, out_origin, out_map, out_tokens, out_rows, totals, rows,
-                    counts, arrived, counted, numbered, mapped, sent, partial, base, past, pid - PUTTERS, placers, share,
+                    counts, arrived, counted, numbered, mapped, sent, partial, base, past, placer, placers, share,
                     chunks, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
                     CHUNK, BLOCK_C, BLOCK_T, K_PAD, COLUMNS)  # fmt: skip
         else:

@@ -148,6 +148,15 @@ def teller(
 
 
 @triton.jit
+def placer_of(position, placers, programs):
+    """The number of the placer that is the `position`-th after the putters: those that share a multiprocessor with a putter have the
+    last ones, and so no tokens to number where there are placers enough. A device with room for two programs a multiprocessor
+    fills all with one first: program p shares that of p + programs / 2. Only the time depends on that."""
+    turn = tl.cdiv(programs, 2) % placers
+    return (position + placers - turn) % placers
+
+
+@triton.jit
 def share_of(T, placers, BLOCK_C: tl.constexpr):
     """Tokens that a placer counts: whole blocks, so there are fewer lines to sum."""
     return tl.cdiv(tl.cdiv(T, placers), BLOCK_C) * BLOCK_C
