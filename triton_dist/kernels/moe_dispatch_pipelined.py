@@ -5,11 +5,12 @@ Some programs put (putters), the others count and place (placers), one tells: co
 
 - Putters need no counts: a token has the same place in every inbox, in the region of its rank. They go through the tokens in
   chunks, and say of each chunk when it is complete: `sent[s][c]`, set to the number of the call.
-- Placers number their tokens' slots by expert, whole blocks of tokens, so that few of them have something to sum
-  (`arrived` counts those that have numbered). The teller's sums over placers, one line of E + W + 2 numbers a rank, go to
-  every rank (`counts`; `counted[s]`, set to the number of the call). From that matrix all ranks derive the row of every slot,
-  and whether anything overflows anywhere; if so nobody places. A placer writes the rows of its tokens' slots into this rank's
-  memory alone, those that are here into `rows` (-1 for the others); `numbered` counts the placers that have done so.
+- Placers number their tokens' slots by expert, a share of whole blocks of tokens each, so that the last placers have none and
+  there are few lines to sum. `arrived[p]`, set to the number of the call, says that placer p has done so. The teller's sums
+  over shares, one line of E + W + 2 numbers a rank, go to every rank (`counts`; `counted[s]`, set to the number of the call).
+  From that matrix all ranks derive the row of every slot, and whether anything overflows anywhere; if so nobody places. A
+  placer writes the rows of its tokens' slots into this rank's memory alone, those that are here into `rows` (-1 for the
+  others); `numbered[p]`, set to the number of the call, says so. Who places tokens waits for the placers that numbered them.
   Peers need theirs only after their own tokens, so the teller sends them, while the placers go on: a release
   waits until its program's stores are at the peer, behind tokens that fill the link. `mapped[s]`, set to the
   number of the call, says that rank s's rows are here. A placer stores this rank's tokens into their rows, after that the
@@ -20,8 +21,8 @@ its call e - 1 has ended, because its calls follow one another on its stream; in
 as in moe_dispatch_gather.py, a rank's counts of call e say that it has finished call e - 1; rows are written only after the
 counts of all ranks for call e are here (the teller, which does not wait for them, waits for `numbered`, and so for placers
 that did), so nobody reads what call e - 1 left. The counts themselves are doubled by the parity of e. `arrived` and
-`numbered` are of this rank alone. What a wait needs of a peer does not depend on anything that comes after the wait: nobody
-waits in a circle, if all programs run at the same time.
+`numbered` are of this rank alone, hence released at the scope of its device. What a wait needs of a peer does not depend on
+anything that comes after the wait: nobody waits in a circle, if all programs run at the same time.
 """
 
 import torch
@@ -104,7 +105,7 @@ def moe_dispatch_pipelined_kernel(
                     stride_x, stride_t, stride_k, ctx,
                     CHUNK, BLOCK_C, BLOCK_T, BLOCK_H, K_PAD, COLUMNS, STREAM_ROWS, STREAM_TOKENS, FP8)  # fmt: skip
         else:
-            teller(ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, placers, share,
+            teller(ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, share,
                    T, topk, E, max_tokens, stride_t, stride_k, me, world, ctx, K_PAD, COLUMNS)  # fmt: skip
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
@@ -120,16 +121,21 @@ def _placer(
     me, world = dl.rank(ctx), dl.num_ranks(ctx)
     failed, matrix, width = number_rows(
         ids, first_expert, out_counts, number, out_tokens, out_rows, totals, rows, counts, arrived, counted, numbered, partial,
-        base, past, placer, placers, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
+        base, past, placer, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
         BLOCK_C, K_PAD, COLUMNS,
     )  # fmt: skip
 
     # The own tokens, then the peers', a group of BLOCK_T at a time. All placers are near the same token, so that what they
     # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
-    token = dl.wait(numbered, (past + 1) * placers, ctx)
-    own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
     start = placer * BLOCK_T
     while start < tl.where(failed > 0, 0, T):
+        share_at = start // share
+        signal = dl.signal_at(numbered, share_at)
+        if BLOCK_C % BLOCK_T == 0:
+            token = dl.wait(signal, past + 1, ctx)
+        else:  # the group may lie in several shares
+            token = dl.wait(signal, past + 1, ctx, "ge", (tl.minimum(start + BLOCK_T, T) - 1) // share - share_at + 1)
+        own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
         _place_tokens(x, scales, out, out_scales, out_origin, out_map, own_rows, start, T, me, H, topk,
                  max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, STREAM_ROWS, STREAM_TOKENS, FP8, FP8)  # fmt: skip
         start += placers * BLOCK_T
@@ -192,7 +198,8 @@ def pipelined_candidates(max_tokens, hidden):
 
 class MoeDispatchPipelined:
     """Buffers of a context. Symmetric memory: (W - 1) * max_tokens tokens of the payload (and their scales), 4 bytes for each
-    of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens) + 2 signals."""
+    of W * max_tokens * k slots, 2 * W * (E + W + 2) * 4 bytes of counts, W * (3 + chunks of max_tokens)
+    + 2 * programs signals."""
 
     own = 0  # 1: the inbox has a region for this rank's tokens, too
 
@@ -209,7 +216,7 @@ class MoeDispatchPipelined:
         self.rows, self.counts = (
             owner.tensor(shape, torch.int32) for shape in ((world, max(max_tokens, 1), owner.topk), (2, world, width))
         )
-        self.arrived, self.numbered = owner.signals(1), owner.signals(1)
+        self.arrived, self.numbered = owner.signals(programs), owner.signals(programs)
         self.begun, self.counted, self.mapped = (owner.signals(world) for _ in range(3))
         self.sent = owner.signals(world * max(triton.cdiv(max_tokens, config["CHUNK"]), 1))
         self.goes = owner.local(max(regions, 1), max_tokens)

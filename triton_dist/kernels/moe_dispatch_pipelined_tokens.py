@@ -49,7 +49,7 @@ def moe_dispatch_tokens_kernel(
                     chunks, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
                     CHUNK, BLOCK_C, BLOCK_T, K_PAD, COLUMNS)  # fmt: skip
         else:
-            teller(ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, placers, share,
+            teller(ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, share,
                    T, topk, E, max_tokens, stride_t, stride_k, me, world, ctx, K_PAD, COLUMNS)  # fmt: skip
     tl.store(epochs + pid + tl.arange(0, 1), past + 1)
 
@@ -63,7 +63,7 @@ def _placer(
 ):  # fmt: skip
     failed, matrix, width = number_rows(
         ids, first_expert, out_counts, number, out_tokens, out_rows, totals, rows, counts, arrived, counted, numbered, partial,
-        base, past, placer, placers, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
+        base, past, placer, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
         BLOCK_C, K_PAD, COLUMNS,
     )  # fmt: skip
     tl.debug_barrier()  # every thread has stored its rows

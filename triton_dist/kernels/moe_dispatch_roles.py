@@ -135,37 +135,51 @@ def _tell_rows(
 
 @triton.jit
 def teller(
-    ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, placers, share,
+    ids, first_expert, number, rows, counts, arrived, counted, numbered, mapped, partial, past, share,
     T, topk, E, max_tokens, stride_t, stride_k, me, world, ctx, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What the teller does."""
-    token = dl.wait(arrived, (past + 1) * placers, ctx)
-    lines = tl.where(T > 0, tl.cdiv(T, tl.maximum(share, 1)), 0)
-    _tell_counts(dl.consume_token(partial, token), counts, counted, lines, T, E, past, me, world, ctx, COLUMNS)
-    token = dl.wait(numbered, (past + 1) * placers, ctx)
+    shares = shares_of(T, share)
+    token = dl.wait(arrived, past + 1, ctx, "ge", shares)
+    _tell_counts(dl.consume_token(partial, token), counts, counted, shares, T, E, past, me, world, ctx, COLUMNS)
+    token = dl.wait(numbered, past + 1, ctx, "ge", shares)
     _tell_rows(ids, first_expert, dl.consume_token(number, token), rows, mapped, T, topk, E, max_tokens, stride_t,
                stride_k, past, me, world, ctx, K_PAD)  # fmt: skip
 
 
 @triton.jit
 def placer_of(position, placers, programs):
-    """The number of the placer that is the `position`-th after the putters: those that share a multiprocessor with a putter have the
-    last ones, and so no tokens to number where there are placers enough. A device with room for two programs a multiprocessor
-    fills all with one first: program p shares that of p + programs / 2. Only the time depends on that."""
+    """The number of the placer that is the `position`-th program after the putters: those that share a multiprocessor with a
+    putter come last, without tokens to number if there are placers enough. A device with room for two programs a
+    multiprocessor gives each one first: program p shares that of p + programs / 2. Only the time depends on that."""
     turn = tl.cdiv(programs, 2) % placers
     return (position + placers - turn) % placers
 
 
 @triton.jit
 def share_of(T, placers, BLOCK_C: tl.constexpr):
-    """Tokens that a placer counts: whole blocks, so there are fewer lines to sum."""
-    return tl.cdiv(tl.cdiv(T, placers), BLOCK_C) * BLOCK_C
+    """Tokens that a placer numbers, if any: whole blocks, so that there are few with something to sum."""
+    return tl.maximum(tl.cdiv(tl.cdiv(T, placers), BLOCK_C), 1) * BLOCK_C
+
+
+@triton.jit
+def shares_of(T, share):
+    """How many placers, the first ones, number tokens; the first one always does, if only none."""
+    return tl.maximum(tl.cdiv(T, share), 1)
+
+
+@triton.jit
+def _notify_here(sig, value):
+    """`dl.notify` for the programs of this rank alone: a release at the scope of the device, which no store on its way to a
+    peer has to hold up."""
+    tl.debug_barrier()
+    tl.atomic_xchg(sig, value, sem="release", scope="gpu")
 
 
 @triton.jit
 def number_rows(
     ids, first_expert, out_counts, number, out_tokens, out_rows, totals, rows, counts, arrived, counted, numbered, partial,
-    base, past, placer, placers, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
+    base, past, placer, share, T, topk, E, max_tokens, max_received, max_rows, stride_t, stride_k, me, world, ctx,
     BLOCK_C: tl.constexpr, K_PAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Counts the own tokens, a placer's share of them, and leaves the rows of their slots in `number`, those that are here in
@@ -174,15 +188,17 @@ def number_rows(
     c = tl.arange(0, COLUMNS)
 
     # Count the own tokens. The sums over placers and over ranks follow while the counts of the others come.
+    numbers = placer < shares_of(T, share)
     begin = tl.minimum(placer * share, T)
     end = tl.minimum(begin + share, T)
-    if begin < end:
+    if numbers:
         number_by_expert(ids, first_expert, number, partial + placer * COLUMNS, begin, end, topk, stride_t, stride_k, E, world,
                BLOCK_C, K_PAD, COLUMNS)  # fmt: skip
-    dl.notify(arrived, me, ctx, 1, "add")
-    token = dl.wait(arrived, (past + 1) * placers, ctx)
-    earlier = tl.where(begin < end, placer, 0)  # nobody else's sum is needed
-    begins = sum_lines(dl.consume_token(partial, token), earlier, c, COLUMNS, COLUMNS)
+        _notify_here(dl.signal_at(arrived, placer), past + 1)
+    earlier = tl.where(numbers, placer, 0)  # nobody else's sum is needed
+    if earlier > 0:
+        dl.wait(arrived, past + 1, ctx, "ge", earlier)
+    begins = sum_lines(partial, earlier, c, COLUMNS, COLUMNS)
 
     # The row of every slot.
     token = dl.wait(counted, past + 1, ctx, "ge", world)
@@ -220,7 +236,8 @@ def number_rows(
         tl.store(number + slot, row, mask=inside)
         tl.store(rows + me * max_tokens * topk + slot, tl.where((e >= low) & (e < high), row, -1), mask=inside)
         start += BLOCK_C
-    dl.notify(numbered, me, ctx, 1, "add")
+    if numbers:
+        _notify_here(dl.signal_at(numbered, placer), past + 1)
     return failed, matrix, width
 
 
