@@ -96,7 +96,7 @@ def moe_dispatch_pipelined_kernel(
         putter(x, ids, first_expert, inbox, scales, begun, sent, goes, past, pid, chunks, T, H, topk, E, max_tokens,
                stride_x, stride_t, stride_k, me, world, ctx, PUTTERS, CHUNK, BLOCK_P, BLOCK_H, K_PAD, FP8, 0)  # fmt: skip
     else:
-        share = share_of(T, placers, BLOCK_C)
+        share = share_of(T, placers, BLOCK_C if BLOCK_C > BLOCK_T else BLOCK_T)  # a group of tokens lies in one share
         if pid < PUTTERS + placers:
             placer = placer_of(pid - PUTTERS, placers, tl.num_programs(0))
             _placer(x, ids, first_expert, out, out_scales, out_counts, number, out_origin, out_map, out_tokens,
@@ -129,12 +129,7 @@ def _placer(
     # write at a time are few runs of rows, one for each expert: memory takes scattered rows at half the rate.
     start = placer * BLOCK_T
     while start < tl.where(failed > 0, 0, T):
-        share_at = start // share
-        signal = dl.signal_at(numbered, share_at)
-        if BLOCK_C % BLOCK_T == 0:
-            token = dl.wait(signal, past + 1, ctx)
-        else:  # the group may lie in several shares
-            token = dl.wait(signal, past + 1, ctx, "ge", (tl.minimum(start + BLOCK_T, T) - 1) // share - share_at + 1)
+        token = dl.wait(dl.signal_at(numbered, start // share), past + 1, ctx)
         own_rows = dl.consume_token(rows, token) + me * max_tokens * topk
         _place_tokens(x, scales, out, out_scales, out_origin, out_map, own_rows, start, T, me, H, topk,
                  max_tokens, stride_x, BLOCK_T, BLOCK_H, K_PAD, STREAM_ROWS, STREAM_TOKENS, FP8, FP8)  # fmt: skip

@@ -157,9 +157,9 @@ def placer_of(position, placers, programs):
 
 
 @triton.jit
-def share_of(T, placers, BLOCK_C: tl.constexpr):
-    """Tokens that a placer numbers, if any: whole blocks, so that there are few with something to sum."""
-    return tl.maximum(tl.cdiv(tl.cdiv(T, placers), BLOCK_C), 1) * BLOCK_C
+def share_of(T, placers, BLOCK: tl.constexpr):
+    """Tokens that a placer numbers, if any: whole blocks, so that the last placers have none."""
+    return tl.maximum(tl.cdiv(tl.cdiv(T, placers), BLOCK), 1) * BLOCK
 
 
 @triton.jit

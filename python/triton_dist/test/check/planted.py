@@ -4,8 +4,8 @@
 
 Every wait and every notify in the kernels of triton_dist.kernels is a place for two bugs. Taken out: a wait becomes
 nothing, a notify is not sent, a put_signal becomes a put. Relaxed: the signal is sent and waited for as before, but
-without the release of the notify, or the acquire of the wait. Every handoff between streams is taken out, too, and a
-relaxed store becomes a plain one.
+without the release of the notify, or the acquire of the wait. So is Triton's own exchange that releases. Every handoff between
+streams is taken out, too, and a relaxed store becomes a plain one.
 
 --results turns the reports of missing orders off, and sees instead which of the bugs give a wrong result, a failure or a
 hang with weak memory. A relaxed store that is plain is left out: the simulation tears no word."""
@@ -29,6 +29,7 @@ import triton_dist.language as dl
 REMOVED = {"wait": "0", "notify": "None", "notify_all": "None", "put_signal": None, "barrier_all": "None"}
 HANDOFFS = ("claim", "publish", "receive", "release")  # methods of a shmem.Handoffs
 STORES = ("remote_store", "store_relaxed")
+RELEASING = "atomic_xchg"
 
 
 @triton.jit
@@ -117,7 +118,10 @@ class Plant:
         start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
         end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
         text, new = source[start:end], REMOVED.get(word, "None")
-        if relaxed:
+        if relaxed and word == RELEASING:
+            new = text.replace('sem="release"', 'sem="relaxed"')
+            assert new != text, text
+        elif relaxed:
             new = text.replace(f"dl.{word}", f"relaxed_{word}", 1)
         elif word in STORES:
             given = [ast.get_source_segment(source, one) for one in node.args]
@@ -144,7 +148,8 @@ def plants(name):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         word, owner = node.func.attr, ast.unparse(node.func.value)
-        if word in REMOVED and owner == "dl":
+        releases = word == RELEASING and 'sem="release"' in ast.get_source_segment(source, node)
+        if (word in REMOVED and owner == "dl") or (releases and owner == "tl"):
             found += [Plant(name, path, source, node, word, relaxed) for relaxed in (False, True)]
         store = word == "store_relaxed" or (word == "remote_store" and any(one.arg == "sem" for one in node.keywords))
         if (word in HANDOFFS and owner.endswith("handoffs")) or (store and owner.startswith("dl")):

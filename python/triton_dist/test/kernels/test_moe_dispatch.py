@@ -23,6 +23,13 @@ SMALL = {
 }
 SMALL |= {f"{name} tokens": dict(small, layout="tokens") for name, small in SMALL.items()}
 methods = pytest.mark.parametrize("method", SMALL)
+# Several shares, of more tokens than are numbered at a time.
+SHARED = {
+    "pipelined, several shares": dict(
+        method="pipelined", config=dict(BLOCK_P=4, BLOCK_T=4, CHUNK=4, BLOCK_C=1, BLOCK_H=64), programs=7
+    )
+}
+SHARED |= {f"{name} tokens": dict(shared, layout="tokens") for name, shared in SHARED.items()}
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -79,7 +86,7 @@ def run_case(
     method, tokens, H, k, E, dtype, seed, placement=None, fp8=False, calls=2, dropped=0.2, ids_dtype=torch.int64
 ):  # fmt: skip
     rank, device = shmem.my_pe(), shmem.device()
-    context = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, fp8=fp8, **SMALL[method])
+    context = create_moe_dispatch_context(max(tokens), H, k, E, dtype, placement, fp8=fp8, **{**SMALL, **SHARED}[method])
     for call in range(calls):
         turn = [tokens[(r + call) % len(tokens)] for r in range(len(tokens))]
         xs, ids = routing(turn, H, k, E, dtype, seed + call, dropped, ids_dtype)
@@ -103,7 +110,7 @@ def all_sorts(method):
 
 
 # The combine's test of the same name dispatches rows by every method on any number of ranks.
-EVERY = [(2, method) for method in SMALL]
+EVERY = [(2, method) for method in (*SMALL, *SHARED)]
 EVERY += [(1, "gather"), (3, "gather tokens"), (4, "gather")]
 EVERY += [(1, "pipelined tokens"), (3, "pipelined"), (4, "pipelined tokens")]
 
