@@ -182,6 +182,7 @@ def run_moe(method, tiles, of_dispatch, programs, layout="rows"):
     config = dict(BLOCK_H=16, **tiles)
     options = dict(config={**config, **of_dispatch}, programs=programs)
     options["layout"] = layout
+    options["max_rows"] = 4 * shmem.pe_count() * T * topk  # room for the rows that counts give which a planted bug made wrong
     dispatch = kernels.create_moe_dispatch_context(T, H, topk, experts, torch.float32, method=method, **options)
     combine = kernels.create_moe_combine_context(dispatch, config=config, programs=programs)
     for calls in (2, 1):
@@ -192,7 +193,9 @@ def run_moe(method, tiles, of_dispatch, programs, layout="rows"):
             ids = torch.rand(T, experts, generator=generator).topk(topk).indices
             ids[0, 0] = -1
             weights = torch.rand(T, topk, generator=generator)
-            rows, counts, handle = kernels.moe_dispatch(x, ids, dispatch)
+            out = dispatch.empty()
+            out[2].number.zero_()  # what a planted bug reads too early should be no wild row
+            rows, counts, handle = kernels.moe_dispatch(x, ids, dispatch, out)
             if layout == "tokens":  # read before the next dispatch, in whose time peers write there
                 n = int(counts.sum())
                 y = poisoned((dispatch.max_rows, H), torch.float32)
