@@ -8,7 +8,8 @@ to carry earlier, and less is left after the last product.
 The last piece is put by programs, for which all multiprocessors are free then, and which need no hop from one stream to
 another: 25 instead of 50 us for 8 MiB. While it travels, others bring into `out` what comes before it, piece after piece, and
 then their share of the last one. (Copies between the products would delay these: the driver does some by kernels.) They are
-started after the last own product, for they would keep its place on the multiprocessors.
+started after the last own product, for they would keep its place on the multiprocessors; and they must leave room for those
+that put, for which the peers wait.
 
 All ranks have the same bits: each element is summed by one rank. What a rank says there at the beginning of a call, that its
 buffer may be written, goes for its gathered buffer, too. The words of what has come are waited for by those programs, and taken
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+import triton_dist
 from triton_dist import language as dl
 from triton_dist import shmem
 
@@ -29,6 +31,7 @@ from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
 from .gemm_reduce_scatter_streams import handoffs
 
 BLOCK_M, NUM_WARPS = 32, 8  # of tiles as wide as those that blocks consist of: none lies in two
+PROGRAMS, REGISTERS = 2, 56  # a multiprocessor, of each kernel; of a thread, so that those of both kernels run at the same time
 
 
 @triton.jit
@@ -125,7 +128,7 @@ class GemmAllReduceColumns:
         self.parts = max(len(self.pushed), 1)
         self.handoffs = handoffs(owner, self.parts, empty=False)
         self.puts = shmem.Stream(urgent=True)
-        self.programs = 2 * device_programs()  # small ones
+        self.programs = PROGRAMS * device_programs()
         self.ready = owner.signals(scatter.num_ranks * self.programs)
         self.calls = owner.local(2, self.programs)
 
@@ -177,4 +180,6 @@ class GemmAllReduceColumns:
 
 
 def tiles():
-    return dict(BLOCK_M=BLOCK_M, BLOCK_N=stream_costs.TILE_N, num_warps=NUM_WARPS)
+    """Constexprs and launch options of both kernels."""
+    config = dict(BLOCK_M=BLOCK_M, BLOCK_N=stream_costs.TILE_N, num_warps=NUM_WARPS)
+    return config if triton_dist.backend == "cpu" else dict(config, maxnreg=REGISTERS)

@@ -42,11 +42,11 @@ POINTERS = {
 ALIGNED = "M N K n slot words stride_om stride_y stride_out stride_x H".split()
 
 
-def compiled(kernel, constants, options, types):
-    """`usage` of a kernel, compiled for arguments of these types."""
+def compiled(kernel, constants, options, types, aligned=ALIGNED):
+    """`usage` of a kernel, compiled for arguments of these types; those in `aligned` are multiples of 16."""
     kinds = {name: f"*{dtype}" for dtype, names in POINTERS.items() for name in names} | types
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in kernel.arg_names}
-    hinted = [i for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or n in ALIGNED]
+    hinted = [i for i, n in enumerate(kernel.arg_names) if signature[n].startswith("*") or n in aligned]
     source = ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in hinted})
     return usage(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options))
 
@@ -106,6 +106,7 @@ def main(out):
     types = dict(out="*bf16", gathered="*bf16", words="*i32", pieces="*i32")
     for name, kernel in (("put last", reduced.put_last_kernel), ("gather", reduced.gather_kernel)):
         results[name] = compiled(kernel, *shipped(reduced.tiles()), types)
+        results[f"{name} ragged"] = compiled(kernel, *shipped(reduced.tiles()), types, aligned=())
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
     for module in (sentinel, dispatch, in_place, combine):
