@@ -30,7 +30,7 @@ import torch.distributed as dist
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
 METHODS = {
     "ag": ["streams", "sequence"],
-    "rs": ["tma", "streams", "columns", "sequence"],
+    "rs": ["tma", "columns", "sequence"],
     "ar": ["tma", "columns", "sequence"],
 }
 

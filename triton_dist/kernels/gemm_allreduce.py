@@ -52,7 +52,6 @@ from .replays import Replays
 
 METHODS = ("two_shot", "one_shot", "tma", "columns", "sequence")
 SLOTS = tl.constexpr(4)
-STREAMS_BYTES = 28 << 20  # of a rank's rows, from which products of the library and copy engines win
 
 
 @triton.jit
@@ -239,7 +238,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
         dtype: torch.float16, bfloat16 or float32; float32 is multiplied in fp32, not in tf32.
         method: "one_shot" (one hop, for small M * N) or "two_shot" (least traffic), which give the same bits; "tma",
             "columns" or "sequence", which have no config and no programs. None: on nvidia, unless config or programs is
-            given, as for `create_gemm_reduce_scatter_context`, with columns from 128 MiB on; elsewhere "two_shot".
+            given, as for `create_gemm_reduce_scatter_context`; elsewhere "two_shot".
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
@@ -251,9 +250,7 @@ def create_gemm_allreduce_context(M, N, dtype, method=None, team=0, config=None,
     alike, before anybody communicates.
     """
     name = "create_gemm_allreduce_context"
-    M, N, config, programs, method = settle(
-        name, "gemm_allreduce", M, N, dtype, team, config, programs, method, METHODS, STREAMS_BYTES
-    )
+    M, N, config, programs, method = settle(name, "gemm_allreduce", M, N, dtype, team, config, programs, method, METHODS)
     return torch_ops.register(GemmAllReduceContext(M, N, dtype, method, team, config, programs))
 
 

@@ -27,8 +27,7 @@ from triton_dist import shmem
 
 from . import stream_costs
 from .arguments import device_programs
-from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
-from .gemm_reduce_scatter_streams import handoffs
+from .gemm_reduce_scatter_columns import GemmReduceScatterColumns, handoffs
 
 BLOCK_M, NUM_WARPS = 32, 8  # of tiles as wide as those that blocks consist of: none lies in two
 PROGRAMS, REGISTERS = 2, 56  # a multiprocessor, of each kernel; of a thread, so that those of both kernels run at the same time

@@ -20,10 +20,9 @@ number of calls that program p of rank d has finished. No value of an earlier ca
 is no barrier between calls. The number of calls so far lies in device memory, one word a program, so that a captured
 graph replays right.
 
-That is the method `kernel`. There are four more, whose partial sums travel in the operands' dtype, as torch.distributed's
-do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `streams` and `columns`, products by libraries and copies by
-copy engines (gemm_reduce_scatter_streams.py, gemm_reduce_scatter_columns.py); and `sequence`, torch's product and then a
-reduce_scatter, for results of few bytes.
+That is the method `kernel`. There are three more, whose partial sums travel in the operands' dtype, as torch.distributed's
+do: `tma`, a kernel for NVIDIA GPUs (gemm_reduce_scatter_tma.py); `columns`, products by libraries and copies by copy engines
+(gemm_reduce_scatter_columns.py); and `sequence`, torch's product and then a reduce_scatter, for results of few bytes.
 
 A slot is written in call e only when `done` says that its reader has finished call e - 1. Nobody waits in a circle: what
 a program waits for while it serves its peers are earlier calls; it waits for this call's tiles only after it has stored
@@ -56,7 +55,6 @@ from .arguments import (
     without_gradients,
 )
 from .gemm_reduce_scatter_columns import GemmReduceScatterColumns
-from .gemm_reduce_scatter_streams import GemmReduceScatterStreams
 from .gemm_reduce_scatter_tma import GemmReduceScatterTma
 from .gemm_tile import first_tile, store_tile, tile_product
 from .gemm_tma import CONFIG
@@ -64,8 +62,8 @@ from .operator_context import OperatorContext, agreement, begin, operands_of, pa
 from .replays import Replays
 from .reduce_scatter import create_reduce_scatter_context, reduce_scatter
 
-METHODS = ("kernel", "tma", "streams", "columns", "sequence")
-STREAMS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
+METHODS = ("kernel", "tma", "columns", "sequence")
+COLUMNS_BYTES = 16 << 20  # of a rank's rows, from which products of the library and copy engines win
 TILES = 64  # of all ranks, from which the method tma has work for enough of the device
 ROWS = 128  # of a rank, from which its tiles are not mostly empty
 
@@ -156,7 +154,7 @@ def default_config(dtype):
     return config, device_programs()
 
 
-def settle(function, operator, M, N, dtype, team, config, programs, method, methods, streams_bytes=STREAMS_BYTES):
+def settle(function, operator, M, N, dtype, team, config, programs, method, methods):
     """(M, N, config, programs, method) of a context for [M, N] results, the defaults filled in; ValueError for what is not
     supported, CollectiveMismatchError when ranks differ; before anything is allocated."""
     with agreement(function, team) as agreed:
@@ -176,7 +174,7 @@ def settle(function, operator, M, N, dtype, team, config, programs, method, meth
     if method is None:
         shard = triton.cdiv(M, world)
         tiles = world * triton.cdiv(shard, CONFIG["BLOCK_M"]) * triton.cdiv(N, CONFIG["BLOCK_N"])
-        large = shard * N * dtype.itemsize >= streams_bytes
+        large = shard * N * dtype.itemsize >= COLUMNS_BYTES
         suited = "columns" if large else "tma" if tiled and tiles >= TILES and shard >= ROWS else "sequence"
         possible, key = [one for one in methods if one != "tma" or tiled], dict(dtype=name_of(dtype), M=M, N=N)
         method = chosen_method(function, possible, suited, *given, team, operator, key)
@@ -234,10 +232,7 @@ class GemmReduceScatterContext(OperatorContext):
         if method == "kernel":
             self.run = GemmReduceScatterKernel(self, M, N, config, programs)
         else:
-            made = dict(
-                tma=GemmReduceScatterTma, streams=GemmReduceScatterStreams, columns=GemmReduceScatterColumns,
-                sequence=GemmReduceScatterSequence,
-            )  # fmt: skip
+            made = dict(tma=GemmReduceScatterTma, columns=GemmReduceScatterColumns, sequence=GemmReduceScatterSequence)
             self.run = made[method](self, M, N, dtype)
         self.replays = Replays(self.run)
 
@@ -277,15 +272,14 @@ def create_gemm_reduce_scatter_context(M, N, dtype, team=0, config=None, program
         team: team id of shmem; its ranks take part (see operator_context about teams).
         config: dict that overrides entries of `default_config(dtype)[0]`; also num_warps and num_stages.
         programs: programs in the grid, equal on all ranks; not more than the device runs at a time.
-        method: "kernel", "tma", "streams", "columns" or "sequence", see the top of this file; the last four have no config and
-            no programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; streams and columns are not
-            available on ascend.
+        method: "kernel", "tma", "columns" or "sequence", see the top of this file; the last three have no config and no
+            programs. tma is for nvidia, 16-bit dtypes and M that gives every rank rows; columns is not available on ascend.
             None: on nvidia, unless config or programs is given, the fastest that was measured (docs/tuning.md); where none
             was, "columns" where a rank's rows have 16 MiB or more, else "tma" where it can and has 64 tiles or more, else
             "sequence"; elsewhere "kernel".
 
     Symmetric memory: kernel fp32 for M * N elements (M rounded up to num_ranks * BLOCK_M, N to BLOCK_N) and
-    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, streams and columns M * N, and signals.
+    2 * num_ranks * programs signals; tma and sequence 2 * M * N elements, columns M * N, and signals.
     Errors: ValueError for what this library does not support, CollectiveMismatchError when ranks differ; on all ranks
     alike, before anybody communicates.
     """
@@ -305,7 +299,7 @@ def gemm_reduce_scatter(a, b, context, out=None):
             r * S to min((r + 1) * S, M), S = ceil(M / num_ranks): `context.rows` of them.
 
     Returns: out, the same bits every time. kernel: fp32 accumulation, partial products added in rank order in fp32, one
-    rounding. The others: each peer's product is rounded, the sum in fp32 once more (streams and sequence multiply as torch.mm).
+    rounding. The others: each peer's product is rounded, the sum in fp32 once more (sequence multiplies as torch.mm).
     All ranks of the team must make the same calls in the same order, on one stream. With `out` given nothing is
     allocated, and there is no host synchronisation: the call can be captured in a CUDA graph. `a` and `b` may be changed
     once the call is complete on this rank's stream.

@@ -37,11 +37,11 @@ import triton.language as tl
 
 from triton_dist import shmem
 
-from .gemm_reduce_scatter_streams import handoffs, sum_of_others
 from .library_product import product
 from .reduce_scatter import widen
 from .stream_costs import SPARE, added_beside, columns_of_sum, halves
 
+SUM_BLOCK = 2048
 ADD = dict(BLOCK_M=64, BLOCK_N=256, num_warps=16)  # 64 KiB on their way in each of few programs
 
 
@@ -64,6 +64,36 @@ def add_others_kernel(
                 acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + at, mask=inside))
         tl.store(out + tl.cast(row, tl.int64) * stride_out + column, acc.to(out.dtype.element_ty), mask=inside)
         tile += tl.num_programs(0)
+
+
+@triton.jit
+def sum_others_kernel(parts, slot, n, ME: tl.constexpr, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """The first n elements of slot ME = the other slots' sum in the order of ranks, in fp32, rounded once. `slot` elements
+    lie between two slots."""
+    lanes = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < n
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for src in tl.static_range(WORLD):
+        if src != ME:
+            acc += widen(tl.load(parts + tl.cast(slot, tl.int64) * src + lanes, mask=inside))
+    tl.store(parts + tl.cast(slot, tl.int64) * ME + lanes, acc.to(parts.dtype.element_ty), mask=inside)
+
+
+def sum_of_others(parts, me):
+    """What the ranks but `me` have pushed, added up, of parts [num_ranks, rows, columns], each contiguous: the other one, or
+    parts[me], which is overwritten."""
+    if len(parts) == 2:
+        return parts[1 - me]
+    n = parts[0].numel()
+    if n:
+        grid = (triton.cdiv(n, SUM_BLOCK),)
+        sum_others_kernel[grid](parts, parts.stride(0), n, ME=me, WORLD=len(parts), BLOCK=SUM_BLOCK)
+    return parts[me]
+
+
+def handoffs(owner, slices, empty=True):
+    """Handoffs of buffers of so many slices, between all ranks of an OperatorContext's team."""
+    return shmem.Handoffs(slices, owner.team, owner.signals(owner.num_ranks * (slices + 1)), empty)
 
 
 def _numbered(bounds):

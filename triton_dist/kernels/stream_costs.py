@@ -17,7 +17,7 @@ LAUNCH_US, PUSH_US = 4.0, 8.0  # of a product; of a push, from the copy to the e
 WORTH = 0.99  # a plan of another kind must be estimated at less than this part of the other
 PART_BYTES = 16 << 20  # a smaller part costs more to hand over than it gains
 MAX_PARTS = 4
-SLICE_BYTES, MAX_SLICES = 4 << 20, 4  # of partial sums: the least of a slice, the most slices of a rank's rows
+BLOCK_BYTES, MAX_BLOCKS = 4 << 20, 4  # of partial sums: the least of a block of columns, the most blocks
 TILE_M, TILE_N = 256, 128  # of the vendor's kernels
 FULL = 0.93  # of a device's tiles in whole waves, at least
 LATE_US = 90.0  # that a stream may wait longer for a word than it must
@@ -34,15 +34,6 @@ def product_us(M, N, K, dtype):
 def rows_of_waves(waves, N):
     """Rows of a product with N columns whose tiles are as many as run in so many waves, or fewer; 0 when it takes more."""
     return waves * MULTIPROCESSORS // max(math.ceil(N / TILE_N), 1) * TILE_M
-
-
-def full_waves(N):
-    """The fewest waves that rows of whole tiles fill."""
-    columns = max(math.ceil(N / TILE_N), 1)
-    waves = 1
-    while rows_of_waves(waves, N) // TILE_M * columns < FULL * waves * MULTIPROCESSORS:
-        waves += 1
-    return waves
 
 
 def push_us(nbytes):
@@ -72,15 +63,6 @@ def parts_of(nbytes):
     return max(1, min(MAX_PARTS, nbytes // PART_BYTES))
 
 
-def slices_of_sum(rows, N, itemsize):
-    """[(first, last)] of the slices that a rank's rows of partial sums are multiplied and pushed in: of whole waves of tiles,
-    and large enough to be worth handing over. At least one, empty when there are no rows."""
-    height = rows_of_waves(full_waves(N), N)
-    least = max(rows / MAX_SLICES, SLICE_BYTES / max(N * itemsize, 1))
-    height *= math.ceil(least / height) or 1
-    return [(first, min(first + height, rows)) for first in range(0, rows, height)] or [(0, 0)]
-
-
 def columns_of_sum(rows, N, itemsize, world):
     """[(first, last, cuts)]: blocks of the columns of products [rows, N], one for each of `world` ranks, in the order in which
     they are multiplied for peers. `cuts` are the bounds of the rows of which a block is multiplied, and pushed, at a time: all,
@@ -95,7 +77,7 @@ def columns_of_sum(rows, N, itemsize, world):
     while wide * height < FULL * waves_beside(wide * height) * free:
         wide += 1
     wide = waves_beside(wide * height) * free // height  # the widest that takes no wave more
-    least = max(N / MAX_SLICES, SLICE_BYTES / max(rows * itemsize, 1))
+    least = max(N / MAX_BLOCKS, BLOCK_BYTES / max(rows * itemsize, 1))
     wide *= math.ceil(least / (wide * TILE_N)) or 1
     bounds = [*range(0, N, wide * TILE_N), N] if N else [0, 0]
     blocks, whole = list(zip(bounds, bounds[1:])), (0, rows)
@@ -135,12 +117,6 @@ def added_beside(blocks, world):
     blocks, at most, are multiplied. These take as long as their push, or longer, where this method pays."""
     of_all, pushed = (sum(last - first for first, last, cuts in blocks if bool(cuts) == kind) for kind in (False, True))
     return of_all * (world + 1) / (SPARE * ADD_BYTES) <= pushed / LINK_BYTES
-
-
-def groups_of(slices):
-    """A rank's own slices by their numbers, in the groups that are multiplied at once: pairs, at least two groups, for the
-    first must have come when its product begins."""
-    return [range(*bounds) for bounds in row_parts(slices, min(max(slices // 2, 2), slices))]
 
 
 def row_parts(rows, parts):

@@ -216,7 +216,6 @@ PROGRAMS = {
     "allgather_gemm sequence": functools.partial(run_allgather_gemm, "sequence"),
     "gemm_reduce_scatter": functools.partial(products, "gemm_reduce_scatter", "kernel"),
     "gemm_reduce_scatter tma": functools.partial(products, "gemm_reduce_scatter", "tma"),
-    "gemm_reduce_scatter streams": functools.partial(products, "gemm_reduce_scatter", "streams"),
     "gemm_reduce_scatter columns": functools.partial(products, "gemm_reduce_scatter", "columns"),
     "gemm_reduce_scatter sequence": functools.partial(products, "gemm_reduce_scatter", "sequence"),
     "gemm_allreduce one_shot": functools.partial(products, "gemm_allreduce", "one_shot"),
@@ -263,7 +262,7 @@ def explore(name, world, schedules, **options):
     """The Report of an operator, or of a tutorial by its number."""
     if name in PROGRAMS:
         costs = module("stream_costs")  # several parts of small operands, and all kinds of blocks of columns
-        small = dict(PART_BYTES=256, SLICE_BYTES=256, TILE_M=6, TILE_N=4, MULTIPROCESSORS=4 + costs.SPARE)
+        small = dict(PART_BYTES=256, BLOCK_BYTES=256, TILE_M=6, TILE_N=4, MULTIPROCESSORS=4 + costs.SPARE)
         with mock.patch.multiple(costs, **small):
             return check.explore(PROGRAMS[name], world_size=world, schedules=schedules, **options)
     return check.explore(tutorial(name, world), world_size=world, schedules=schedules, init=False, **options)

@@ -90,7 +90,6 @@ FILES = {
     "allgather_gemm_streams": ["allgather_gemm streams", "allgather_gemm streams, the rest at once"],
     "gemm_reduce_scatter_tma": ["gemm_reduce_scatter tma", "gemm_allreduce tma"],
     "gemm_reduce_scatter_columns": ["gemm_reduce_scatter columns", "gemm_allreduce columns"],
-    "gemm_reduce_scatter_streams": ["gemm_reduce_scatter streams"],
     "gemm_allreduce_tma": ["gemm_allreduce tma"],
     "gemm_allreduce_columns": ["gemm_allreduce columns"],
     "all_gather": ["all_gather"],

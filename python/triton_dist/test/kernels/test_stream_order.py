@@ -11,7 +11,7 @@ import pytest
 
 import triton_dist  # before triton
 from triton_dist import shmem
-from triton_dist.kernels import gemm_allreduce_columns, gemm_reduce_scatter_columns, gemm_reduce_scatter_streams, stream_costs
+from triton_dist.kernels import gemm_allreduce_columns, gemm_reduce_scatter_columns, stream_costs
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -19,9 +19,8 @@ from torch.overrides import TorchFunctionMode
 pytestmark = pytest.mark.skipif(triton_dist.backend != "cpu", reason="products are written down, which only torch's can be")
 
 KINDS = {
-    "columns": gemm_reduce_scatter_columns.GemmReduceScatterColumns,
-    "streams": gemm_reduce_scatter_streams.GemmReduceScatterStreams,
-    "columns of all": gemm_allreduce_columns.GemmAllReduceColumns,
+    "scatter": gemm_reduce_scatter_columns.GemmReduceScatterColumns,
+    "reduce": gemm_allreduce_columns.GemmAllReduceColumns,
 }
 CALLS = 3
 
@@ -178,7 +177,7 @@ def checked(kind, world, M, N, monkeypatch):
         return [rank for rank in range(world) if rank != me]
 
     for module, name, given in (
-        (gemm_reduce_scatter_streams, "sum_others_kernel", sum_others),
+        (gemm_reduce_scatter_columns, "sum_others_kernel", sum_others),
         (gemm_reduce_scatter_columns, "add_others_kernel", add_others),
         (gemm_allreduce_columns, "put_last_kernel", put_last),
         (gemm_allreduce_columns, "gather_kernel", gather),
@@ -190,7 +189,7 @@ def checked(kind, world, M, N, monkeypatch):
         owner.local = torch.zeros
         owner.tensor = lambda shape, dtype, rank=log.rank: symmetric[rank][next(made[rank].tensors)].view(shape)
         runs.append(KINDS[kind](owner, M, N, torch.float32))
-    rows = [M if kind == "columns of all" else len(range(M)[r * shard :][:shard]) for r in range(world)]
+    rows = [M if kind == "reduce" else len(range(M)[r * shard :][:shard]) for r in range(world)]
     operands = [[torch.zeros(M, K), torch.zeros(K, N), torch.zeros(rows[r], N)] for r in range(world)]
     with log:
         for _, log.rank in itertools.product(range(CALLS), range(world)):
@@ -251,14 +250,14 @@ CASES = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_that_is_given_to_streams_is_in_order(kind, monkeypatch):
-    for name, value in dict(TILE_M=6, TILE_N=3, SLICE_BYTES=256, MULTIPROCESSORS=4 + stream_costs.SPARE).items():
+    for name, value in dict(TILE_M=6, TILE_N=3, BLOCK_BYTES=256, MULTIPROCESSORS=4 + stream_costs.SPARE).items():
         monkeypatch.setattr(stream_costs, name, value)
     seen = set()
     for world, M, N in CASES:
         run = checked(kind, world, M, N, monkeypatch)
-        if kind == "columns":
+        if kind == "scatter":
             seen |= {f"beside: {run.beside}" if cuts is None else len(cuts) - 1 for _, _, cuts in run.blocks}
-    assert kind != "columns" or seen == {1, 2, "beside: False", "beside: True"}, seen
+    assert kind != "scatter" or seen == {1, 2, "beside: False", "beside: True"}, seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
