@@ -111,8 +111,9 @@ def concurrent(operators):
     given, so that n of them can run at the same time, on n streams.
 
     Programs of an operator wait for those of its peers. Two operators that each fill the device therefore hang when one rank
-    begins with the one and another rank with the other, and nothing orders the streams of different ranks. Where calls follow
-    one another on one stream, or by events, this is not needed, nor for the methods `streams`, `columns` and `sequence`.
+    begins with the one and another rank with the other, and nothing orders the streams of different ranks. This is not needed
+    where calls follow one another on one stream, or by events, nor for `allgather_gemm` by `streams` and `gemm_reduce_scatter`
+    by `columns`: these wait in programs of one warp, or in none.
 
     Args:
         operators: how many, 1 or more; equal on all ranks. Nested, the innermost holds.
@@ -123,6 +124,11 @@ def concurrent(operators):
         yield
     finally:
         _operators_at_once = before
+
+
+def shares_device():
+    """Whether operators whose contexts are made now may run beside others, see `concurrent`."""
+    return _operators_at_once > 1
 
 
 def device_programs():

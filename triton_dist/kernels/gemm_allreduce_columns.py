@@ -15,6 +15,10 @@ All ranks have the same bits: each element is summed by one rank. What a rank sa
 buffer may be written, goes for its gathered buffer, too. The words of what has come are waited for by those programs, and taken
 back behind them. `ready[s][p]`, set to the number of the call, says that program p of rank s has put its share of the last
 piece; the number lies in device memory, a word a program, so that a captured graph replays right.
+
+Programs that bring results leave no room for products. Two operators on two streams, which the ranks began in different orders,
+would thus wait for each other: each rank's products for the programs of the one, these for the peer's products of the other.
+So in contexts that share the device (`kernels.concurrent`) one program waits, and the others begin when all has come.
 """
 
 import torch
@@ -26,7 +30,7 @@ from triton_dist import language as dl
 from triton_dist import shmem
 
 from . import stream_costs
-from .arguments import device_programs
+from .arguments import device_programs, shares_device
 from .gemm_reduce_scatter_columns import GemmReduceScatterColumns, handoffs
 
 BLOCK_M, NUM_WARPS = 32, 8  # of tiles as wide as those that blocks consist of: none lies in two
@@ -107,6 +111,18 @@ def gather_kernel(
     tl.store(calls + pid + tl.arange(0, 1), past + 1)
 
 
+@triton.jit
+def await_kernel(words, ready, calls, count, parts, programs, ctx):
+    """Waits, in one program, for all that so many programs of `gather_kernel` would wait for."""
+    me, world = dl.rank(ctx), dl.num_ranks(ctx)
+    past = tl.max(tl.load(calls + tl.arange(0, 1)), 0)  # calls before this one
+    for i in range(1, world):
+        source = dl.owner_first(i, me, world)
+        if count > 1:
+            dl.wait(dl.signal_at(words, source * parts), 1, ctx, n=count - 1)
+        dl.wait(dl.signal_at(ready, source * programs), past + 1, ctx, n=programs)
+
+
 class GemmAllReduceColumns:
     """Buffers and streams of a context for [M, N] sums of `dtype`. Symmetric memory: 2 * M * N elements and signals; M * N of
     this rank's own."""
@@ -127,7 +143,7 @@ class GemmAllReduceColumns:
         self.parts = max(len(self.pushed), 1)
         self.handoffs = handoffs(owner, self.parts, empty=False)
         self.puts = shmem.Stream(urgent=True)
-        self.programs = PROGRAMS * device_programs()
+        self.programs, self.beside_others = PROGRAMS * device_programs(), shares_device()
         self.ready = owner.signals(scatter.num_ranks * self.programs)
         self.calls = owner.local(2, self.programs)
 
@@ -172,9 +188,12 @@ class GemmAllReduceColumns:
 
     def bring(self, out):
         """Gives the current stream the peers' results, into `out`."""
-        sizes = len(self.pieces), self.parts, self.scatter.M, self.N, self.scatter.shard, out.stride(0), self.table
+        words, count = (self.handoffs.signals, self.ready, self.calls[1]), (len(self.pieces), self.parts)
+        if self.beside_others:
+            await_kernel[(1,)](*words, *count, self.programs, self.table, num_warps=1)
+        sizes = self.scatter.M, self.N, self.scatter.shard, out.stride(0), self.table
         gather_kernel[(self.programs,)](
-            out, self.gathered, self.handoffs.signals, self.ready, self.calls[1], self.bounds, *sizes, **tiles()
+            out, self.gathered, *words, self.bounds, *count, *sizes, **tiles()
         )
 
 

@@ -212,7 +212,7 @@ WAITING = {
     },
     **{
         f"gemm_allreduce {method}": product(kernels.create_gemm_allreduce_context, ar, lambda M: M, method)
-        for method in ("two_shot", "tma")
+        for method in ("two_shot", "tma", "columns")
     },
 }
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import triton_dist  # noqa: F401  before triton
-from triton_dist import shmem
+from triton_dist import kernels, shmem
 from triton_dist.errors import ShmemError
 from triton_dist.kernels import (
     allgather_gemm,
@@ -225,6 +225,18 @@ def delayed(calls):
 
 def test_many_calls_with_ranks_delayed_at_random(ranks):
     ranks(2).run(delayed, 60, timeout=120)
+
+
+def beside_others():
+    small_parts()
+    with kernels.concurrent(2):
+        for M, N in ((40, 120), (100, 77), (1, 1), (5, 0)):
+            scatter_case(M, N, 16, torch.bfloat16, "columns", calls=3)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_columns_that_share_the_device(world, ranks):
+    ranks(world).run(beside_others)
 
 
 def in_a_team():

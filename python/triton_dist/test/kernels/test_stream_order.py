@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import triton_dist  # before triton
-from triton_dist import shmem
+from triton_dist import kernels, shmem
 from triton_dist.kernels import gemm_allreduce_columns, gemm_reduce_scatter_columns, stream_costs
 
 import torch
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(triton_dist.backend != "cpu", reason="products a
 KINDS = {
     "scatter": gemm_reduce_scatter_columns.GemmReduceScatterColumns,
     "reduce": gemm_allreduce_columns.GemmAllReduceColumns,
+    "reduce beside others": gemm_allreduce_columns.GemmAllReduceColumns,
 }
 CALLS = 3
 
@@ -173,6 +174,11 @@ def checked(kind, world, M, N, monkeypatch):
         log.taken += [(number, ("ready", me, peer)) for peer in others(me)]
         log.seen += [(number, ("full", 1, me, peer, part)) for peer in others(me) for part in range(count - 1)]
 
+    def awaits(words, ready, calls, count, *rest, **options):
+        number, peers = log.give("await", [calls]), others(log.rank)
+        log.seen += [(number, ("full", 1, log.rank, peer, part)) for peer in peers for part in range(count - 1)]
+        log.seen += [(number, ("ready", log.rank, peer)) for peer in peers]
+
     def others(me):
         return [rank for rank in range(world) if rank != me]
 
@@ -181,6 +187,7 @@ def checked(kind, world, M, N, monkeypatch):
         (gemm_reduce_scatter_columns, "add_others_kernel", add_others),
         (gemm_allreduce_columns, "put_last_kernel", put_last),
         (gemm_allreduce_columns, "gather_kernel", gather),
+        (gemm_allreduce_columns, "await_kernel", awaits),
     ):
         monkeypatch.setattr(module, name, Launched(given))
     runs = []
@@ -188,8 +195,9 @@ def checked(kind, world, M, N, monkeypatch):
         owner = SimpleNamespace(num_ranks=world, rank=log.rank, team=0, device="cpu", signals=lambda n: None, table=None)
         owner.local = torch.zeros
         owner.tensor = lambda shape, dtype, rank=log.rank: symmetric[rank][next(made[rank].tensors)].view(shape)
-        runs.append(KINDS[kind](owner, M, N, torch.float32))
-    rows = [M if kind == "reduce" else len(range(M)[r * shard :][:shard]) for r in range(world)]
+        with kernels.concurrent(2 if "beside" in kind else 1):
+            runs.append(KINDS[kind](owner, M, N, torch.float32))
+    rows = [M if "reduce" in kind else len(range(M)[r * shard :][:shard]) for r in range(world)]
     operands = [[torch.zeros(M, K), torch.zeros(K, N), torch.zeros(rows[r], N)] for r in range(world)]
     with log:
         for _, log.rank in itertools.product(range(CALLS), range(world)):
@@ -223,6 +231,9 @@ def checked(kind, world, M, N, monkeypatch):
     before(in_one_queue)  # even where streams share a queue of the device, nobody waits in a circle
     order = before(after)
     assert all(order[taker] >> number & 1 for number, taker in looks), "a word may be taken before it is seen"
+    for number in (work.number for work in log.given if work.name == "gather" and "beside" in kind):
+        now = order[number - 1] | 1 << number - 1
+        assert all(now >> one & 1 for one in after[number]), "many programs wait for peers while others need their place"
     for word, setters in log.set.items():  # set again only when it was taken
         assert all(order[later] >> taker & 1 for taker, later in zip(takers[word], setters[1:])), word
     for one, two in itertools.combinations(log.given, 2):

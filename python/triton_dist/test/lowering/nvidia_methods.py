@@ -107,6 +107,7 @@ def main(out):
     for name, kernel in (("put last", reduced.put_last_kernel), ("gather", reduced.gather_kernel)):
         results[name] = compiled(kernel, *shipped(reduced.tiles()), types)
         results[f"{name} ragged"] = compiled(kernel, *shipped(reduced.tiles()), types, aligned=())
+    results["await"] = compiled(reduced.await_kernel, {}, {"num_warps": 1}, types)
     types = dict(x="*bf16", out="*bf16", staging="*u64")
     results["flagged"] = compiled(flagged_kernel, dict(OP="sum", WORLD=2, BLOCK=BLOCK), {"num_warps": NUM_WARPS}, types)
     for module in (sentinel, dispatch, in_place, combine):

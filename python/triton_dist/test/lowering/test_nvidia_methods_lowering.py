@@ -22,7 +22,7 @@ def compiled(tmp_path_factory):
     return compiled_by("nvidia_methods.py", tmp_path_factory.mktemp("compiled"))
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, "flagged"])
+@pytest.mark.parametrize("name", [*PROGRAMS, "flagged", "await"])
 def test_nothing_spills(compiled, name):
     assert compiled[name]["spills"] == 0
 
