@@ -46,19 +46,25 @@ def copy(to, source):
     multiprocessors. (But a contiguous piece within one device may wait for some.)
 
     Args:
-        to, source: [rows, columns], alike in shape and dtype, their rows contiguous and any number of elements apart, in
-            this rank's memory or a peer's (`peer_tensor`). No overlap.
+        to, source: [rows, columns], alike in shape and dtype, their rows contiguous and any number of elements apart, none
+            within another, in this rank's memory or a peer's (`peer_tensor`). No overlap.
     Errors: ShmemError(-1) when they do not fit.
     """
     made = world.current("copy")
     what = [f"{list(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}" for tensor in (to, source)]
-    rows = all(tensor.dim() == 2 and (tensor.stride(1) == 1 or tensor.shape[1] <= 1) for tensor in (to, source))
-    if not rows or to.shape != source.shape or to.dtype != source.dtype:
+    if not all(map(_rows_apart, (to, source))) or to.shape != source.shape or to.dtype != source.dtype:
         raise ShmemError(
-            f"rank {made.rank}: copy: to is {what[0]}, source {what[1]}: give two [rows, columns] alike, rows contiguous",
+            f"rank {made.rank}: copy: to is {what[0]}, source {what[1]}: give two [rows, columns] alike, contiguous rows apart",
             codes.INVALID_PARAM,
         )
     made.heap.copy(to, source)
+
+
+def _rows_apart(tensor):
+    """Whether it is [rows, columns] with contiguous rows, none of which lies in another."""
+    if tensor.dim() != 2 or tensor.stride(1) != 1 and tensor.shape[1] > 1:
+        return False
+    return tensor.stride(0) >= tensor.shape[1] or tensor.shape[0] <= 1
 
 
 def recorder():

@@ -205,7 +205,8 @@ def copies():
             shmem.copy(back, came)
             assert torch.equal(back.cpu(), theirs[:, first:last])
             assert inbox.isnan().sum() == inbox.numel() - rows * (last - first)
-    for to, source in ((inbox, inbox[:3]), (inbox[0], inbox[0]), (inbox.T, inbox.T), (inbox, inbox.float())):
+    wrong = [(inbox, inbox[:3]), (inbox[0], inbox[0]), (inbox.T, inbox.T), (inbox, inbox.float())]
+    for to, source in (*wrong, (inbox[:3], inbox[4:5].expand(3, 300))):
         with pytest.raises(ShmemError, match=rf"rank {shmem.my_pe()}: copy: to is .*, source .*: give two \[rows, columns\]"):
             shmem.copy(to, source)
     shmem.aclshmem_free_tensor(inbox)
