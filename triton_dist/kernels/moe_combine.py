@@ -38,7 +38,7 @@ from .arguments import (
     need_operand,
 )
 from .moe_combine_pipelined import MoeCombinePipelined, pipelined_config
-from .moe_dispatch_context import MoeDispatchContext
+from .moe_dispatch_context import MoeDispatchContext, MoeDispatchHandle
 from .moe_routing import fit_putters, need_pipeline
 from .operator_context import OperatorContext, agreement, begin
 
@@ -223,7 +223,9 @@ def moe_combine(y, weights, handle, context, out=None):
     call = "moe_combine"
     begin(call, MoeCombineContext, context, y=y, weights=weights, out=out)
     d = context.dispatch
-    same = getattr(handle, "context", None) is d
+    fits = isinstance(handle, MoeDispatchHandle)
+    need(call, fits, f"handle is a {type(handle).__name__}, it must be the third of what moe_dispatch returned")
+    same = handle.context is d
     need(call, same, "the handle is of another dispatch context than the one this context was made for")
     need(call, handle.num_tokens is not None, "the handle is empty: no moe_dispatch has written it")
     if out is None:

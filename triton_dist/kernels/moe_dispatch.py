@@ -47,7 +47,16 @@ from .moe_dispatch_gather import gather_config
 from .moe_dispatch_pipelined import NORMAL, STREAMS, pipelined_config
 from .moe_dispatch_pipelined_tokens import pipelined_tokens_config
 from .moe_quantization import GROUP
-from .moe_routing import expert_owners, fit_putters, grouped, need_pipeline, pipeline_problem
+from .moe_routing import (
+    MOST_SLOTS,
+    expert_owners,
+    fit_putters,
+    fit_slots,
+    grouped,
+    need_pipeline,
+    pipeline_problem,
+    slots_problem,
+)
 from .operator_context import agreement, begin
 
 
@@ -61,20 +70,21 @@ def reference(x, topk_ids, owners, group=None):
     return grouped([a for a, _ in said], [b for _, b in said], list(owners), dist.get_rank(group))
 
 
-def default_config(method, max_tokens, hidden, layout="rows"):
+def default_config(method, max_tokens, hidden, layout="rows", topk=1):
     """(constexprs and launch options of the method's kernel, programs) that suit this process's platform. Programs of all ranks
     wait for one another, so there are no more of them than the device runs at a time."""
     if method == "gather":
-        return gather_config(max_tokens, layout)
-    return (pipelined_config if layout == "rows" else pipelined_tokens_config)(max_tokens, hidden)
+        return fit_slots(gather_config(max_tokens, layout), topk, method)
+    return fit_slots((pipelined_config if layout == "rows" else pipelined_tokens_config)(max_tokens, hidden), topk, method)
 
 
-def _configured(max_tokens, hidden, method, config=None, programs=None, layout="rows"):
+def _configured(max_tokens, hidden, method, config=None, programs=None, layout="rows", topk=1):
     """(config, programs) of a candidate that was measured; the defaults where it does not fit this size, for which the nearest
     one was measured, or this part of the device (see `concurrent`)."""
-    defaults = default_config(method, max_tokens, hidden, layout)
+    defaults = default_config(method, max_tokens, hidden, layout, topk)
     tuned, programs = {**defaults[0], **(config or {})}, programs or defaults[1]
     fits = set(tuned) <= {*defaults[0], *LAUNCH_OPTIONS} and programs <= 4 * device_programs()
+    fits = fits and slots_problem(tuned, topk, method) is None
     fits = fits and (method == "gather" or pipeline_problem(tuned, programs, 2, CHUNKED[layout]) is None)
     return (tuned, programs) if fits else defaults
 
@@ -87,7 +97,7 @@ def create_moe_dispatch_context(
 
     Args (equal on all ranks of the team):
         max_tokens: most tokens that a rank has in a call, 0 or more.
-        hidden, topk, num_experts: H, k and E, 1 or more.
+        hidden, topk, num_experts: H, k and E, 1 or more; k at most 1024.
         dtype: torch.float16, bfloat16 or float32, of the tokens.
         placement: list or int tensor [E], the team rank of every expert, not decreasing; a rank may have any number of
             experts, also none. None: even, the first ranks have one more where E is not a multiple.
@@ -96,8 +106,8 @@ def create_moe_dispatch_context(
         fp8: send e4m3 values with an fp32 scale for each 128 columns of a token, its largest magnitude over 448. A NaN stays
             a NaN and leaves its group's scale alone; in a group with an infinity the finite values become zeros or NaN.
         team: team id of shmem; its ranks take part (see operator_context about teams).
-        config: dict that overrides entries of `default_config(method, max_tokens, hidden, layout)[0]`, of gather when method is
-            None.
+        config: dict that overrides entries of `default_config(method, max_tokens, hidden, layout, topk)[0]`, of gather when
+            method is None.
         programs: programs in the grid; not more than the device runs at a time.
         method: "gather" or "pipelined"; see the top of this file. None: on nvidia, unless config or programs is given and
             where max_received holds the tokens of all peers (layout tokens: of all ranks), the fastest one that was measured,
@@ -120,15 +130,18 @@ def create_moe_dispatch_context(
         max_received = need_int(name, "max_received", world * max_tokens if max_received is None else max_received)
         max_rows = need_int(name, "max_rows", max_received * topk if max_rows is None else max_rows)
         slots = world * max_tokens * topk
+        need(name, topk <= MOST_SLOTS, f"topk is {topk}: give an integer of at most {MOST_SLOTS}")
         need(name, slots < 2**31, f"{world} ranks * {max_tokens} tokens * {topk} slots do not fit 31 bits")
         need(name, method is None or method in METHODS, f"method is {method!r}: give one of {', '.join(METHODS)}")
         need(name, platform_problem(method) is None, platform_problem(method))
-        need(name, layout in LAYOUTS, f"layout is {layout!r}: give one of {', '.join(LAYOUTS)}")
+        need(name, layout in list(LAYOUTS), f"layout is {layout!r}: give one of {', '.join(LAYOUTS)}")
         meant = method or "gather"  # by a config
         least = dict(programs=3, **NORMAL) if meant == "pipelined" else {}
         given = config, programs
-        defaults = fit_putters(default_config(meant, max_tokens, hidden, layout), programs)
+        defaults = fit_putters(default_config(meant, max_tokens, hidden, layout, topk), programs)
         config, programs = checked_config(name, defaults, config, programs, LAUNCH_OPTIONS, least)
+        problem = slots_problem(config, topk, meant)
+        need(name, problem is None, problem)
         if meant == "pipelined":
             need_pipeline(name, config, programs, 2, CHUNKED[layout])
             for entry, most in STREAMS.items() if layout == "rows" else ():
@@ -147,7 +160,7 @@ def create_moe_dispatch_context(
         chosen = chosen_candidate(name, possible, suited, *given, team, measured, key)
         method = chosen["method"]
         if method != meant or len(chosen) > 1:  # only where neither config nor programs was given
-            config, programs = _configured(max_tokens, hidden, **chosen, layout=layout)
+            config, programs = _configured(max_tokens, hidden, **chosen, layout=layout, topk=topk)
     if fp8:  # whole groups at a time
         config["BLOCK_H"] = max(config["BLOCK_H"], GROUP)
     return MoeDispatchContext(

@@ -11,6 +11,8 @@ import triton.language as tl
 from .arguments import as_int, need
 
 MOST_CHUNK = 64  # tokens of a chunk of the methods `pipelined`
+MOST_SLOTS = 1024  # numbered at a time: each is compared with each, and Triton's blocks have at most 2**20 elements
+NUMBERED = dict(gather="BLOCK_T", pipelined="BLOCK_C")  # method of the dispatch -> tokens whose slots are numbered at a time
 
 
 def expert_owners(call, placement, num_experts, world):
@@ -36,6 +38,21 @@ def fit_putters(defaults, programs):
     if "PUTTERS" in config and isinstance(programs, int):
         config = {**config, "PUTTERS": max(min(config["PUTTERS"], programs // 2), 1)}
     return config, default_programs
+
+
+def fit_slots(defaults, topk, method):
+    """The defaults of a method of the dispatch, with no more tokens numbered at a time than have MOST_SLOTS slots."""
+    config, programs = defaults
+    most = max(MOST_SLOTS // triton.next_power_of_2(topk), 1)
+    return {**config, NUMBERED[method]: min(config[NUMBERED[method]], most)}, programs
+
+
+def slots_problem(config, topk, method):
+    """What is wrong with a config of a method of the dispatch, or None: it must not number too many slots at a time."""
+    tokens, slots = config[NUMBERED[method]], triton.next_power_of_2(topk)
+    if tokens * slots > MOST_SLOTS:
+        what = f"{NUMBERED[method]} is {tokens}, topk {topk}"
+        return f"{what}: give a {NUMBERED[method]} of at most {MOST_SLOTS // slots}, {MOST_SLOTS} slots are numbered at a time"
 
 
 def pipeline_problem(config, programs, others, block="BLOCK_T"):
@@ -72,8 +89,8 @@ def grouped(xs, ids, owners, rank):
 
 @triton.jit
 def number_slots(keys, valid, cursor, N: tl.constexpr):
-    """Numbers the valid ones of N < 32768 among equal keys, not negative, from cursor[key] on and in order; moves the
-    cursors."""
+    """Numbers the valid ones of N, up to MOST_SLOTS, among equal keys, not negative, from cursor[key] on and in order; moves
+    the cursors."""
     i = tl.arange(0, N)
     key = tl.where(valid, keys, -1)
     # One sum for both: how many are equal, in the upper 16 bits, and how many of these come earlier.

@@ -132,5 +132,6 @@ def begin(call, kind, context, **tensors):
         if tensor is None and name in ("out", "received"):
             continue
         need(call, isinstance(tensor, torch.Tensor), f"{name} is a {type(tensor).__name__}, it must be a tensor")
+        need(call, tensor.layout == torch.strided, f"{name} is {tensor.layout}, it must be dense: pass {name}.to_dense()")
         lazy = tensor.is_neg() or tensor.is_conj()
         need(call, not lazy, f"{name} is a lazy negative or conjugate view: pass {name}.resolve_neg().resolve_conj()")

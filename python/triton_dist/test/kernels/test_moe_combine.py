@@ -207,6 +207,7 @@ def wrong_operands(method):
         "weights is .*8, 1.*, it must be .*8, 2": (y, weights[:, :1], handle, None),
         "weights is torch.float16": (y, weights.half(), handle, None),
         "the handle is of another": (y, weights, moe_dispatch(x, ids, other)[2], None),
+        "handle is a tuple, it must be the third": (y, weights, (y, None, handle), None),
         "out is .*7, 16": (y, weights, handle, torch.empty(7, 16, device=device)),
     }
     for text, (a, b, h, out) in wrong.items():

@@ -229,10 +229,17 @@ def strided_operands(method):
     wide[::2, 4:44] = xs[rank].to(device)
     turned = ids[rank].T.contiguous().T.to(device)
     check(moe_dispatch(wide[::2, 4:44], turned, context), xs, ids, context, rank)
+    context.free()
+    # More experts of a token than the default blocks have room for.
+    where = dict(method=SMALL[method]["method"], layout=context.layout)
+    context = create_moe_dispatch_context(8, 40, 20, 6, torch.float16, **where)
+    xs, ids = routing([8] * world, 40, 20, 6, torch.float16, 1)
+    check(moe_dispatch(xs[rank].to(device), ids[rank].to(device), context), xs, ids, context, rank)
+    context.free()
 
 
 @methods
-def test_strided_tokens_and_transposed_ids_work(method, ranks):
+def test_strided_tokens_transposed_ids_and_twenty_experts_a_token_work(method, ranks):
     ranks(2).run(strided_operands, method)
 
 
@@ -250,6 +257,7 @@ def wrong_operands(method):
         "x has strides": (torch.zeros(16, 8, device=device).T, ids, None),
         "topk_ids is .*8, 1.*, it must be .*8, 2": (x, ids[:, :1], None),
         "topk_ids is torch.int16": (x, ids.short(), None),
+        "topk_ids is torch.sparse_coo, it must be dense": (x, ids.to_sparse(), None),
         "out does not fit": (x, ids, other.empty()),
         "out does not fit: make it with empty": (x, ids, (tokens[1:], counts, handle)),
     }
@@ -278,6 +286,10 @@ def wrong_operands(method):
         "BLOCK_Q": dict(config={"BLOCK_Q": 1}),
         "method is 'fast': give one of gather, pipelined": dict(method="fast"),
         "layout is 'columns': give one of rows, tokens": dict(layout="columns"),
+        "layout is .'rows'.: give one of rows, tokens": dict(layout=["rows"]),
+        "topk is 1025: give an integer of at most 1024": dict(topk=1025),
+        "BLOCK_T is 64, topk 20: give a BLOCK_T of at most 32": dict(method="gather", topk=20, config=dict(BLOCK_T=64)),
+        "BLOCK_C is 1024, topk 2: give a BLOCK_C of at most 512": dict(pipelined, config=dict(BLOCK_C=1024)),
         "PUTTERS is 3 of 4 programs": dict(pipelined, config={"PUTTERS": 3}, programs=4),
         f"CHUNK is 6: give a power of two from {block}, 4, to 64": dict(pipelined, config={"CHUNK": 6, block: 4}),
         "STREAM_ROWS is 3: give an integer from 0 to 2": dict(method="pipelined", layout="rows", config={"STREAM_ROWS": 3}),
