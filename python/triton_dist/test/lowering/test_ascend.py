@@ -58,7 +58,8 @@ def test_every_kernel_lowers_for_the_other_chips(chip):
 # Kernels of methods that contexts refuse on Ascend: kernels/arguments.py, NOT_ON_ASCEND.
 NVIDIA_METHODS = {
     "all_reduce_flagged.py": "flagged", "all_reduce_sentinel.py": "sentinel", "all_reduce_pipelined.py": "pipelined",
-    "moe_dispatch_pipelined.py": "pipelined", "moe_combine_pipelined.py": "pipelined",
+    "moe_dispatch_pipelined.py": "pipelined", "moe_dispatch_pipelined_tokens.py": "pipelined",
+    "moe_combine_pipelined.py": "pipelined",
     "gemm_allreduce_tma.py": "tma", "gemm_reduce_scatter_tma.py": "tma",
     "gemm_reduce_scatter_columns.py": "columns", "gemm_allreduce_columns.py": "columns",
 }  # fmt: skip
