@@ -262,7 +262,7 @@ def limited():
 
 
 def test_every_pair_of_waiting_operators_at_once_on_two_streams(limited):
-    limited.run(every_pair, 5, timeout=300, heap_bytes=1 << 30)
+    limited.run(every_pair, 5, timeout=180, heap_bytes=1 << 30)
 
 
 def test_two_operators_on_two_streams_200_times(limited):
