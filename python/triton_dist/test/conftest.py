@@ -2,10 +2,34 @@
 
 import triton_dist  # isort: skip  # first: it decides whether triton interprets
 
+from pathlib import Path
+
 import pytest
 
 from triton_dist import backends
 from triton_dist.testing import shared_ranks
+
+HERE = Path(__file__).parent
+# The interpreter, the checker, and the host API as the cpu platform has it: its memory that the host reads, its segments, its
+# ranks that need no devices.
+OF_CPU = [
+    "check",
+    "interpreter",
+    *(f"shmem/test_{name}.py" for name in ("lost_ranks", "ranks", "rendezvous", "shmem_one_rank", "shmem_two_ranks", "teams")),
+]
+
+
+class SkippedModule(pytest.Module):
+    """A file that is not imported: what it imports may refuse this platform."""
+
+    def collect(self):
+        reason = f"tests the cpu platform, this is {triton_dist.backend}: TRITON_DIST_BACKEND=cpu runs it"
+        pytest.skip(reason, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if triton_dist.backend != "cpu" and any(module_path.is_relative_to(HERE / name) for name in OF_CPU):
+        return SkippedModule.from_parent(parent, path=module_path)
 
 
 def pytest_addoption(parser):

@@ -73,6 +73,7 @@ def test_three_runs_at_once_do_not_meet():
 
 
 def test_with_iters_it_prints_both_times():
+    need_devices(1)
     code, out, _ = finish(start(1, TUTORIAL, *SMALL, "--iters", "2"))
     assert code == 0
     assert re.search(r"\[TIME\] Rank 0: kernel [\d.e-]+ s, fp32 matmul of the same size [\d.e-]+ s", out), out
