@@ -1,5 +1,6 @@
 """Which platform `import triton_dist` picks, each in a fresh process."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from triton_dist.backends import choice
 from triton_dist.errors import BackendError
 
 SHOW = "import triton_dist as t; print(t.backend, t.interpreted)"
+interprets = pytest.mark.skipif(
+    importlib.util.find_spec("greenlet") is None, reason="the cpu platform needs greenlet, which is not installed"
+)
 
 
 def python(code, **environ):
@@ -20,6 +24,7 @@ def python(code, **environ):
     return done.returncode, done.stdout.strip(), done.stderr
 
 
+@interprets
 def test_cpu_turns_the_interpreter_on_before_triton_is_imported():
     code = SHOW + "; import os, triton.language as tl; print(os.environ['TRITON_INTERPRET'], type(tl.zeros).__name__)"
     status, out, err = python(code, TRITON_DIST_BACKEND="cpu")
@@ -39,6 +44,7 @@ def test_a_platform_that_is_asked_for_is_taken(name):
     assert (status, out) == (0, f"{name.strip().lower()} False"), err
 
 
+@interprets
 def test_interpret_alone_means_cpu():
     assert python(SHOW, TRITON_INTERPRET="1")[:2] == (0, "cpu True")
 
@@ -54,6 +60,7 @@ def test_an_unknown_name_lists_the_three():
     assert status and "choose one of cpu, nvidia, ascend" in err
 
 
+@interprets
 def test_triton_imported_first_says_what_to_move():
     status, _, err = python("import triton; import triton_dist", TRITON_DIST_BACKEND="cpu")
     assert status and "BackendError" in err and "put `import triton_dist` before `import triton`" in err

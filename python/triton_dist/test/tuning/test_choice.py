@@ -173,12 +173,14 @@ def grids(folder):
         found.append(tuned_arguments("create_x", "all_gather", 0, None, names))
         found.append(tuned_arguments("create_x", "all_gather", 0, {**key, "bytes": 1 << 20}, names))
         found += [short_bytes(0, torch.bfloat16), short_bytes(0, torch.float32)]
-    return [*found, tuned_arguments("create_x", "all_gather", 0, key, names)]
+    if triton_dist.backend == "cpu":
+        assert tuned_arguments("create_x", "all_gather", 0, key, names) == {}  # nothing was measured there
+    return found
 
 
 def test_grids_and_the_size_up_to_which_short_messages_go_are_looked_up(ranks, tmp_path):
     grid = dict(programs=16, block=2048)
-    found = [grid, grid, {}, {}, 2 * 4**11, SENTINEL_BYTES, {}]  # half way between 4^11 and 4^12; none for float32; not on cpu
+    found = [grid, grid, {}, {}, 2 * 4**11, SENTINEL_BYTES]  # half way between 4^11 and 4^12; none for float32
     assert ranks(2).run(grids, tmp_path) == [found] * 2
 
 
