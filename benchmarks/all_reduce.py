@@ -45,7 +45,7 @@ def main():
         exact = x.float()
         dist.all_reduce(exact)
         theirs = torch.zeros_like(x)  # reduced in place, call after call: zeros stay finite
-        contexts, calls = [], [lambda: dist.all_reduce(theirs)]  # noqa: B023
+        contexts, calls, chosen = [], [lambda: dist.all_reduce(theirs)], ""  # noqa: B023
         for method in args.methods:
             context = create_all_reduce_context(n, dtype, None if method == "auto" else method)
             out = torch.full_like(x, float("nan"))
@@ -56,11 +56,14 @@ def main():
             if not ((out.float() - exact).abs() <= bound).all():
                 raise SystemExit(f"rank {rank}: {method} of {nbytes} bytes is wrong")
             contexts.append(context)
+            if method == "auto":
+                special = context.special(n)
+                chosen = f"  auto: {type(special).__name__.removeprefix('AllReduce').lower() if special else context.method}"
             calls.append(call)
         many = 1 if on_cpu else (2 if nbytes > 1 << 24 else 10)
         times = microseconds(calls, samples=9, calls=many, graph=not args.eager)
         line = f"{nbytes:>10} {2 * (world - 1) / world * nbytes / rate:>8.1f} {times[0]:>8.1f}"
-        say(line + "".join(f" {t:>9.1f} {times[0] / t:>8.2f}" for t in times[1:]))
+        say(line + "".join(f" {t:>9.1f} {times[0] / t:>8.2f}" for t in times[1:]) + chosen)
         for context in contexts:
             context.free()
     finish()

@@ -1,6 +1,6 @@
 """AllGather-GEMM, GEMM-ReduceScatter and GEMM-AllReduce against torch's product and collective, torch's fused op, the limit.
 
-    torchrun --nproc-per-node=2 benchmarks/fused_gemms.py [--ops ag rs ar] [--dtype bf16] [--methods tma streams] [--grid]
+    torchrun --nproc-per-node=2 benchmarks/fused_gemms.py [--ops rs ar] [--dtype bf16] [--methods tma columns] [--grid]
 
 A line a shape: microseconds of the product, of product and collective in sequence (the baseline), of torch's fused op, and of
 each method of ours with its ratio: baseline over ours, above 1 is faster. `limit` is the baseline over the longer one of
@@ -22,11 +22,16 @@ from triton_dist.kernels import (
     gemm_allreduce,
     gemm_reduce_scatter,
 )
+from triton_dist.kernels.allgather_gemm import METHODS as GATHER_METHODS
+from triton_dist.kernels.gemm_allreduce import METHODS as REDUCE_METHODS
+from triton_dist.kernels.gemm_reduce_scatter import METHODS as SCATTER_METHODS
 from triton_dist.tune.shapes import LARGE, grid
+from triton_dist.tune.tunable import all_gather_single, reduce_scatter_single
 
 import torch
 import torch.distributed as dist
 
+POSSIBLE = {"ag": GATHER_METHODS, "rs": SCATTER_METHODS, "ar": REDUCE_METHODS}
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
 METHODS = {
     "ag": ["streams", "sequence"],
@@ -56,12 +61,12 @@ class Operator:
 
     def baseline(self):
         if self.op == "ag":
-            dist.all_gather_into_tensor(self.gathered, self.a)
+            all_gather_single(self.gathered, self.a)
             self.gemm()
         else:
             self.gemm()
             if self.op == "rs":
-                dist.reduce_scatter_tensor(self.scattered, self.partial)
+                reduce_scatter_single(self.scattered, self.partial)
             else:
                 dist.all_reduce(self.partial)
 
@@ -143,11 +148,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ops", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
     parser.add_argument("--dtype", choices=["fp16", "bf16"], default="bf16")
-    parser.add_argument("--methods", nargs="+", default=None)
+    parser.add_argument("--methods", nargs="+", default=None, help=f"of all --ops; default: {METHODS}")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--fused", action="store_true", help="torch's fused ops, too")
     args = parser.parse_args()
+    for op in args.ops:
+        if unknown := sorted({*(args.methods or ())} - {*POSSIBLE[op]}):
+            parser.error(f"{op} has no method {', '.join(unknown)}: give --methods of {', '.join(POSSIBLE[op])}")
     _, world, device = start((64 << 20) if on_cpu else (8 << 30))
     rate = link_rate((1 << 20) if on_cpu else (256 << 20))
     say(f"{world} ranks, {args.dtype}, {triton_dist.backend}; link {rate / 1e3:.0f} GB/s; microseconds")

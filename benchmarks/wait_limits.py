@@ -21,7 +21,7 @@ def once(limit):
     """{what: microseconds}"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_DIST_WAIT_TIMEOUT"}
     environment.update({WORKER: "1"} | ({"TRITON_DIST_WAIT_TIMEOUT": "60"} if limit else {}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29576", __file__]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
@@ -32,6 +32,8 @@ def once(limit):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
+    if "LOCAL_RANK" in os.environ:
+        parser.error("start it by python, without torchrun: it starts its ranks itself")
     rounds = [(once(False), once(True)) for _ in range(parser.parse_args().rounds)]
     print(f"{'':40} {'without':>9} {'with':>9}")
     for what in rounds[0][0]:

@@ -23,7 +23,7 @@ class SkippedModule(pytest.Module):
     """A file that is not imported: what it imports may refuse this platform."""
 
     def collect(self):
-        reason = f"tests the cpu platform, this is {triton_dist.backend}: TRITON_DIST_BACKEND=cpu runs it"
+        reason = f"{self.path.name} tests the cpu platform, this is {triton_dist.backend}: TRITON_DIST_BACKEND=cpu runs it"
         pytest.skip(reason, allow_module_level=True)
 
 
