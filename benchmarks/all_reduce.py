@@ -57,8 +57,7 @@ def main():
                 raise SystemExit(f"rank {rank}: {method} of {nbytes} bytes is wrong")
             contexts.append(context)
             if method == "auto":
-                special = context.special(n)
-                chosen = f"  auto: {type(special).__name__.removeprefix('AllReduce').lower() if special else context.method}"
+                chosen = f"  auto: {(context.special(n) or context).method}"
             calls.append(call)
         many = 1 if on_cpu else (2 if nbytes > 1 << 24 else 10)
         times = microseconds(calls, samples=9, calls=many, graph=not args.eager)

@@ -22,16 +22,13 @@ from triton_dist.kernels import (
     gemm_allreduce,
     gemm_reduce_scatter,
 )
-from triton_dist.kernels.allgather_gemm import METHODS as GATHER_METHODS
-from triton_dist.kernels.gemm_allreduce import METHODS as REDUCE_METHODS
-from triton_dist.kernels.gemm_reduce_scatter import METHODS as SCATTER_METHODS
+from triton_dist.tune import OPERATORS as TUNED
 from triton_dist.tune.shapes import LARGE, grid
 from triton_dist.tune.tunable import all_gather_single, reduce_scatter_single
 
 import torch
 import torch.distributed as dist
 
-POSSIBLE = {"ag": GATHER_METHODS, "rs": SCATTER_METHODS, "ar": REDUCE_METHODS}
 OPERATORS = {"ag": "allgather_gemm", "rs": "gemm_reduce_scatter", "ar": "gemm_allreduce"}
 METHODS = {
     "ag": ["streams", "sequence"],
@@ -154,8 +151,9 @@ def main():
     parser.add_argument("--fused", action="store_true", help="torch's fused ops, too")
     args = parser.parse_args()
     for op in args.ops:
-        if unknown := sorted({*(args.methods or ())} - {*POSSIBLE[op]}):
-            parser.error(f"{op} has no method {', '.join(unknown)}: give --methods of {', '.join(POSSIBLE[op])}")
+        possible = TUNED[OPERATORS[op]].methods
+        if unknown := sorted({*(args.methods or ())} - {*possible}):
+            parser.error(f"{op} has no method {', '.join(unknown)}: give --methods of {', '.join(possible)}")
     _, world, device = start((64 << 20) if on_cpu else (8 << 30))
     rate = link_rate((1 << 20) if on_cpu else (256 << 20))
     say(f"{world} ranks, {args.dtype}, {triton_dist.backend}; link {rate / 1e3:.0f} GB/s; microseconds")

@@ -74,6 +74,8 @@ def flagged_kernel(
 class AllReduceFlagged(WordMethod):
     """Buffers of a context. Symmetric memory: 4 * num_ranks * max_elements elements."""
 
+    method = "flagged"
+
     def __init__(self, owner, max_elements, block=None):
         """`owner`: the OperatorContext that the memory belongs to."""
         super().__init__(owner)

@@ -95,6 +95,8 @@ def pipelined_kernel(
 class AllReducePipelined:
     """Buffers of a context. Symmetric memory: 2 * num_ranks * max_elements elements, a signal for each pair and rank."""
 
+    method = "pipelined"
+
     def __init__(self, owner, max_elements, programs=None, block=None):
         """`owner`: the OperatorContext that the memory belongs to."""
         self.launch = Launcher(pipelined_kernel)

@@ -104,6 +104,8 @@ def default_config():
 class AllReduceSentinel(WordMethod):
     """Buffers of a context. Symmetric memory: 2 * num_ranks * max_elements elements."""
 
+    method = "sentinel"
+
     def __init__(self, owner, max_elements, block=None, programs=None, num_warps=None):
         """`owner`: the OperatorContext that the memory belongs to; `block`: words."""
         super().__init__(owner)

@@ -10,13 +10,8 @@ from triton_dist import backends
 from triton_dist.testing import shared_ranks
 
 HERE = Path(__file__).parent
-# The interpreter, the checker, and the host API as the cpu platform has it: its memory that the host reads, its segments, its
-# ranks that need no devices.
-OF_CPU = [
-    "check",
-    "interpreter",
-    *(f"shmem/test_{name}.py" for name in ("lost_ranks", "ranks", "rendezvous", "shmem_one_rank", "shmem_two_ranks", "teams")),
-]
+# The interpreter, the checker, and the host API as the cpu platform has it, with memory that the host reads
+OF_CPU = ["check", "interpreter", "shmem/test_shmem_one_rank.py", "shmem/test_shmem_two_ranks.py", "shmem/test_teams.py"]
 
 
 class SkippedModule(pytest.Module):
@@ -45,13 +40,29 @@ def many(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def ranks():
-    """`ranks(world)`: the shared `Ranks` of that size; skips where the platform has fewer devices than ranks."""
+def need_devices():
+    """`need_devices(world)` skips where the platform has fewer devices than that many ranks need."""
 
-    def of(world):
+    def need(world):
         devices = backends.platform().device_count()
         if devices is not None and devices < world:
             pytest.skip(f"needs {world} ranks, a device each; the platform {triton_dist.backend} has {devices} here")
+
+    return need
+
+
+@pytest.fixture(scope="session")
+def two_devices(need_devices):
+    """For tests that start two ranks by themselves."""
+    need_devices(2)
+
+
+@pytest.fixture(scope="session")
+def ranks(need_devices):
+    """`ranks(world)`: the shared `Ranks` of that size; skips where the platform has fewer devices than ranks."""
+
+    def of(world):
+        need_devices(world)
         return shared_ranks(world)
 
     return of

@@ -16,7 +16,8 @@ from triton_dist.testing import Ranks, RanksFailed
 
 
 @pytest.fixture(scope="module")
-def ranks():
+def ranks(need_devices):
+    need_devices(3)
     with Ranks(3) as ranks:
         yield ranks
 

@@ -12,6 +12,8 @@ import torch
 from triton_dist import shmem
 from triton_dist.testing import Ranks, RanksFailed, run_ranks, shared_ranks
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 class Value:
     def __init__(self, number):

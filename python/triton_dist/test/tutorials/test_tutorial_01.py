@@ -44,20 +44,12 @@ def expected(world, rtol="1e-3", atol="1e-3"):
     return sorted([*lines, f"[INFO] Test passed successfully for {world} ranks!"])
 
 
-def need_devices(world):
-    from triton_dist import backends
-
-    count = backends.platform().device_count()
-    if count is not None and count < world:
-        pytest.skip(f"needs {world} devices, this machine has {count}")
-
-
 @pytest.mark.parametrize(
     "world, args, tolerance",
     [(1, [], "1e-3"), (2, [], "1e-3"), (3, ["--dtype", "bf16"], "8e-3"), (2, ["--dtype", "fp32", "--warmup", "2"], "1e-3")],
     ids=["1 rank", "2 ranks", "3 ranks, bf16", "2 ranks, fp32, warm"],
 )
-def test_it_prints_exactly_what_the_page_says(world, args, tolerance):
+def test_it_prints_exactly_what_the_page_says(world, args, tolerance, need_devices):
     need_devices(world)
     code, out, err = finish(start(world, TUTORIAL, *SMALL, *args))
     assert code == 0, err
@@ -65,14 +57,14 @@ def test_it_prints_exactly_what_the_page_says(world, args, tolerance):
     assert out.splitlines()[-1] == f"[INFO] Test passed successfully for {world} ranks!"
 
 
-def test_three_runs_at_once_do_not_meet():
+def test_three_runs_at_once_do_not_meet(need_devices):
     need_devices(2)
     runs = [start(2, TUTORIAL, "--M", "64", "--N", "64", "--K", "64", "--seed", str(i)) for i in range(3)]
     for code, out, err in [finish(run) for run in runs]:
         assert code == 0 and sorted(out.splitlines()) == expected(2), out + err
 
 
-def test_with_iters_it_prints_both_times():
+def test_with_iters_it_prints_both_times(need_devices):
     need_devices(1)
     code, out, _ = finish(start(1, TUTORIAL, *SMALL, "--iters", "2"))
     assert code == 0
@@ -109,7 +101,7 @@ tutorial.main()
     [("return right(a, b) + 1", "[FAIL] Rank 1: C_golden and C differ"), ("raise ValueError('no reference')", "no reference")],
     ids=["wrong result", "exception"],
 )
-def test_one_failing_rank_fails_all_promptly(tmp_path, body, sign):
+def test_one_failing_rank_fails_all_promptly(tmp_path, body, sign, need_devices):
     need_devices(2)
     script = tmp_path / "broken.py"
     script.write_text(BROKEN.format(tutorial=TUTORIAL, body=body))

@@ -9,7 +9,6 @@ import time
 import pytest
 
 import triton_dist  # noqa: F401  before triton
-from triton_dist import backends
 
 pytestmark = pytest.mark.dist
 
@@ -46,17 +45,21 @@ def environment():
     return {**clean, "PYTHONPATH": ROOT}
 
 
-def torchrun(world, script, *args):
-    count = backends.platform().device_count()
-    if count is not None and count < world:
-        pytest.skip(f"needs {world} devices, this machine has {count}")
-    launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}", script, *args]
-    done = subprocess.run(launch, env=environment(), capture_output=True, text=True, timeout=150)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def torchrun(need_devices):
+    """`torchrun(world, script, *args)`: (exit code, stdout, stderr)."""
+
+    def run(world, script, *args):
+        need_devices(world)
+        launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}", script, *args]
+        done = subprocess.run(launch, env=environment(), capture_output=True, text=True, timeout=150)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
 
 
 @pytest.mark.parametrize("name, world, args, tolerance", RUNS, ids=[f"{n[:2]}-{w}-ranks" for n, w, _, _ in RUNS])
-def test_it_prints_exactly_what_a_tutorial_prints(name, world, args, tolerance):
+def test_it_prints_exactly_what_a_tutorial_prints(name, world, args, tolerance, torchrun):
     result, sizes, _ = TUTORIALS[name]
     code, out, err = torchrun(world, os.path.join(FOLDER, name), *sizes, *args)
     assert code == 0, out + err
@@ -112,7 +115,7 @@ def test_wrong_sizes_are_named_before_any_rank_communicates(name, args, text):
 
 
 @pytest.mark.parametrize("name", ["03-ascend-gemm-allreduce-oneshot.py", "10-ascend-combine-all2all.py"])
-def test_with_iters_it_prints_times(name):
+def test_with_iters_it_prints_times(name, torchrun):
     code, out, err = torchrun(1, os.path.join(FOLDER, name), *TUTORIALS[name][1], "--iters", "2")
     assert code == 0 and re.search(r"^\[TIME\] Rank 0: ", out, re.MULTILINE), out + err
 
@@ -131,7 +134,7 @@ tutorial.main()
 
 
 @pytest.mark.parametrize("name", ["02-ascend-gemm-reduce-scatter.py", "09-ascend-dispatch-all2all.py"])
-def test_one_failing_rank_fails_all_promptly(tmp_path, name):
+def test_one_failing_rank_fails_all_promptly(tmp_path, name, torchrun):
     script = tmp_path / "broken.py"
     script.write_text(BROKEN.format(tutorial=os.path.join(FOLDER, name)))
     began = time.monotonic()
